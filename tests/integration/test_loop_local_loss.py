@@ -111,8 +111,7 @@ def test_state_dir_deleted_under_a_loop(job: tuple[JobConfig, str]) -> None:
     "job", [pytest.param(of, marks=() if of == ALL[1] else pytest.mark.long) for of in ALL], indirect=True
 )
 def test_a_rotten_file_under_a_loop(job: tuple[JobConfig, str]) -> None:
-    """FAULT 44: one bit of a table file flips, but its size and time stay the same. The loop restores the task and
-    continues."""
+    """FAULT 44: one bit of a table file flips, but its size and time stay. The loop restores the task and continues."""
     config, topic = job
     errors: list[BaseException] = []
     produce(config, topic)

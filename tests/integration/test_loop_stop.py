@@ -1,4 +1,4 @@
-"""A consumer loop that must stop ends within five seconds and one message. The tests use real processes and SIGTERM."""
+"""A consumer loop ends within five seconds and one message of a stop request. The processes and SIGTERM are real."""
 
 from __future__ import annotations
 

@@ -167,8 +167,7 @@ def test_a_job_that_commits_all_the_time(config: JobConfig, tmp_path: Path, monk
 
 
 def test_an_idle_job_has_time_to_adopt(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest checkpoint of an idle job may be old. The offer's time starts when the command reads that
-    checkpoint."""
+    """The newest checkpoint of an idle job may be old. The offer's time starts when the command reads it."""
     monkeypatch.setattr(build, "_RECENT_MS", -1)
     monkeypatch.setattr(build, "_TRANSACTION_MS", 0)
     monkeypatch.setattr(build, "MARGIN_MS", 0)
@@ -277,7 +276,7 @@ def test_an_offer_of_a_deleted_changelog_is_ignored(config: JobConfig, tmp_path:
 
 
 def test_an_offer_beyond_the_checkpoint_is_ignored(config: JobConfig, tmp_path: Path) -> None:
-    """This can happen after a rollback of the changelog to an older state."""
+    """An offer can be beyond the checkpoint after a rollback of the changelog to an older state."""
     materialize(config, tmp_path)
     ((key, offer),) = offers(config).items()
     beyond = replace(offer.changelog, offset=offer.changelog.offset + 1000)
@@ -388,7 +387,7 @@ def test_an_engine_adopts_for_all_tasks_at_once(kafka: KafkaServer, s3: S3Server
 def test_a_build_that_takes_too_long_is_refused(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction may have removed deletes before the replay reached them. The build fails, and the next run starts from
+    """Compaction may have removed deletes before the replay reached them. The build fails; the next starts from
     scratch."""
     with monkeypatch.context() as patch:
         patch.setattr(build.ChangelogBuild, "_most_ms", lambda self, info: 0)
@@ -416,8 +415,7 @@ def test_a_checkpoint_that_compaction_may_have_changed_is_refused(
 
 
 def test_a_changelog_without_its_beginning_is_refused(config: JobConfig, tmp_path: Path) -> None:
-    """FAULT 21: records were deleted, but not by compaction. The command never offers a snapshot of part of the
-    state."""
+    """FAULT 21: records were deleted, but not by compaction. The command never offers a part of the state."""
     topic = config.stores["totals"].changelog_topic
     delete_records(config, topic, 100)
     result = run(config, tmp_path, "--parallel", "1")
@@ -446,7 +444,7 @@ def test_damaged_notes_begin_a_build_again(config: JobConfig, tmp_path: Path, mo
 
 
 def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
-    """On one machine the second run fails with an error. On two machines both runs make an offer, and the owner adopts
+    """On one machine the second run fails with an error. On two machines both make an offer, and the owner adopts
     one."""
     refused: list[UnavailableError] = []
 
@@ -541,8 +539,8 @@ def test_a_store_in_memory(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
-    """A dry run builds nothing, and a store with a snapshot needs no offer. A job with a snapshot in every commit
-    cannot use one."""
+    """A dry run builds nothing. A store with a snapshot needs no offer, nor does a job with a snapshot in every
+    commit."""
     (report,) = materialize(config, tmp_path, "--dry-run")
     assert (report["result"], offers(config)) == ("to do", {})
     assert not blob_files(tmp_path)
@@ -557,7 +555,7 @@ def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
 
 
 def test_a_waiting_offer_is_shown(config: JobConfig, tmp_path: Path) -> None:
-    """`migrate status` and `migrate plan` show an offer until it is adopted, and the plan counts no upload for its
+    """`migrate status` and `migrate plan` show an offer until its adoption, and the plan counts no upload for its
     store."""
 
     def migrate(command: str, *more: str) -> Result:

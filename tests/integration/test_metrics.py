@@ -63,8 +63,7 @@ def test_two_jobs_in_a_process_count_their_own_steps(kafka: KafkaServer, tmp_pat
 
 
 def test_an_owner_of_the_whole_job_has_the_same_series(kafka: KafkaServer, tmp_path: Path) -> None:
-    """As on Spark: lag, age and tasks have the same names as in a consumer loop. Their series disappear with the
-    owner."""
+    """As on Spark: lag, age and tasks have the same names as in a consumer loop, and disappear with the owner."""
     topic = kafka.fresh_name("input")
     make_topic(kafka, topic, 1)
     produce(kafka, topic, 1, range(5))

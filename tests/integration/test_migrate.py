@@ -110,8 +110,7 @@ class Job:
         return json.loads(self.run(*arguments, "--json").stdout)
 
     def unmet(self, *arguments: str) -> list[str]:
-        """Return the names of the unmet preconditions. If there are any, the file is unchanged and the exit status is
-        1."""
+        """Return the names of the unmet preconditions. If there are any, the file stays and the exit status is 1."""
         before = self.file.read_text()
         result = self.run(*arguments, "--json")
         assert result.stdout, result.stderr
@@ -123,8 +122,7 @@ class Job:
 
 
 def test_a_job_moves_through_all_stages_and_back(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """A47, A48: the commands move a job 1 → 2 → 3 → 4 → 3 → 2 → 1, with a restart after each step, and no state is
-    lost."""
+    """A47, A48: the commands move a job 1 → 2 → 3 → 4 → 3 → 2 → 1, with a restart after each, and no state is lost."""
     job = Job(kafka, tmp_path, stage=1, tasks=2, s3=s3)
     expected = {key: value for key, value in ROWS.items() if value is not None}
     job.commit(1)
@@ -150,8 +148,7 @@ def test_a_job_moves_through_all_stages_and_back(kafka: KafkaServer, s3: S3Serve
 
 
 def test_the_file_keeps_its_comments_and_the_old_one_is_saved(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Only the lists of factories change, and the old text is saved in another file. Without --write nothing
-    changes."""
+    """Only the lists of factories change, and another file has the old text. Without --write nothing changes."""
     job = Job(kafka, tmp_path, stage=1)
     job.commit(1)
     old = job.file.read_text()

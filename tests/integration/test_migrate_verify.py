@@ -128,8 +128,7 @@ def test_the_keys_that_differ_are_shown_to_people(kafka: KafkaServer, tmp_path: 
 
 
 def test_a_retained_checkpoint(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """The command compares an older checkpoint by its own state. A checkpoint that is not retained gives exit status
-    4."""
+    """The command compares an older checkpoint by its own state. One that is not retained gives exit status 4."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     first = commit(config, ROWS, 1)
     commit(config, {b"key-000": None, b"more": b"1"}, 2)
@@ -142,8 +141,7 @@ def test_a_retained_checkpoint(kafka: KafkaServer, tmp_path: Path, verify: Verif
 
 
 def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """Invariant 11: where the changelog cannot supply the older state exactly, the command says so, as a restore
-    does."""
+    """Invariant 11: if the changelog cannot supply the older state exactly, the command says so, as a restore does."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, stores__totals__changelog__min__compaction__lag__ms=0))
     first = commit(config, ROWS, 1)
     commit(config, {b"key-000": None}, 2)
@@ -169,7 +167,8 @@ def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp
 
 
 def test_one_backend_alone_proves_nothing(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
-    """With one backend alone, the exit status is 1. A plain consumer can still be compared with the changelog."""
+    """With one backend alone, the exit status is 1. The changelog can still be compared with what a plain consumer
+    reads."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=(CHANGELOG,)))
     commit(config, ROWS, 1)
     status, found = verify(config)

@@ -88,7 +88,7 @@ def test_every_blob_is_damaged_in_turn(kafka: KafkaServer, tmp_path: Path, monke
             else:
                 exact.setdefault(name, set()).add(damage)
             path.write_bytes(data)
-    # the damage to any one index leaves the state exact
+    # damage to any one index leaves the state exact
     for index in indexes:
         assert exact[index] == set(DAMAGES)
     own = {name for name in older_blobs if name.startswith(indexes[0].rpartition("/")[0] + "/")}

@@ -1,5 +1,4 @@
-"""Links and odd files below ``state.dir``: a job never follows them or waits for them, and leaves foreign files
-alone."""
+"""Links and odd files below ``state.dir``: a job never follows or waits for them, and leaves foreign files alone."""
 
 from __future__ import annotations
 

@@ -162,8 +162,7 @@ def test_a_record_that_is_too_large_is_refused_and_the_next_commit_works(kafka: 
 
 
 def test_a_topic_that_does_not_exist_publishes_nothing(kafka: KafkaServer) -> None:
-    """A changelog is deleted under a running job. The publisher raises a typed error, and nothing of the transaction is
-    visible."""
+    """A changelog is deleted under a running job. The error is typed, and nothing of the transaction is visible."""
     config, topic, publisher = _ready(kafka, kafka__producer__topic__metadata__propagation__max__ms=500)
     with pytest.raises(MissingState), publisher.transaction() as transaction:
         transaction.send_changes(topic, 0, [(b"a", b"v")])
@@ -203,8 +202,8 @@ def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]
 
 @pytest.mark.long
 def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., KafkaBroker]) -> None:
-    """A newer owner opens while the outcome is unknown. Settling never fences it, and the older owner can publish no
-    more."""
+    """A newer owner opens while the outcome is unknown. Settling never fences it, and the older owner cannot
+    publish."""
     broker = own_kafka()
     config, topic, older = _ready(broker, task__commit__timeout__ms=2500)
     assert broker.process is not None
@@ -244,8 +243,8 @@ def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callabl
 def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
     own_kafka: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker hangs before the commit, so nothing is published. Later commits fail until the transaction is aborted,
-    and then work."""
+    """The broker hangs before the commit, so nothing is published. Later commits fail until the abort, and then
+    work."""
     monkeypatch.setattr("statemgr.kafka.publisher._ABORT_TIMEOUT_S", 1.0)
     # the abort would skip a partition without a leader (KAFKA-20734), so the partition keeps its leader over the pause
     broker = own_kafka(**{"broker.session.timeout.ms": "60000"})

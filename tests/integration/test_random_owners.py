@@ -68,8 +68,7 @@ class Process:
             self.child.stdin.flush()
 
     def answer(self, seconds: float) -> dict[str, Any] | None:
-        """Return the outcome of the last order, or None while there is none. An owner that has died is started
-        again."""
+        """Return the outcome of the last order, or None while there is none. Start an owner that has died again."""
         assert self.child.stdout is not None
         if not select.select([self.child.stdout], [], [], seconds)[0]:
             return None

@@ -31,8 +31,8 @@ def job(kafka: KafkaServer, directory: Path, kind: str) -> JobConfig:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
-    """FAULT 45, invariant 12: no micro-batch arrives. The repair keeps the batch, its output and its output sequence
-    number."""
+    """FAULT 45, invariant 12: no micro-batch arrives. The repair keeps the batch, its output and its output
+    sequence."""
     config = job(kafka, tmp_path, kind)
     with StateManager(config) as manager:
         epoch = manager.acquire()

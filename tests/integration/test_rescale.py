@@ -1,4 +1,4 @@
-"""``statemgr rescale`` changes the number of tasks, key by key, in every backend. Also: the way back, and refusals."""
+"""``statemgr rescale`` changes the number of tasks, key by key, in every backend. It can undo that, and may refuse."""
 
 from __future__ import annotations
 
@@ -151,8 +151,7 @@ def test_every_key_moves_to_its_task(
 
 @pytest.mark.long
 def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Undo puts the old layout in force again, at its last checkpoint. Another undo does the same for the new
-    layout."""
+    """Undo puts the old layout in force again, at its last checkpoint. Another undo does so for the new layout."""
     config = job(kafka, tmp_path, 4, kind=SEGMENTS)
     state, more = some_state(), some_state(20, "more-")
     fill(config, state)
@@ -178,8 +177,7 @@ def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: R
 def test_garbage_collection_collects_the_old_layout(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old layout's blobs stay for the grace period; then two runs delete them, and --undo has nothing to go back
-    to."""
+    """The old layout's blobs stay for the grace period. Then two runs delete them, and --undo is no longer possible."""
     config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
     fill(config, some_state())
     assert run(config, "--tasks", "3", "--write").exit_code == 0

@@ -59,8 +59,7 @@ def cut_off(config: JobConfig, tasks: int) -> None:
 def test_every_key_moves_to_its_task(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run, before: int, after: int, backup: tuple[str, ...]
 ) -> None:
-    """Every key moves as with the command, which afterwards only writes the configuration. Nothing is left on the
-    disk."""
+    """Every key moves as with the command, which then only writes the configuration. Nothing is left on the disk."""
     config, state = job(kafka, tmp_path, before, s3, kind=SEGMENTS, backup=backup), some_state()
     fill(config, some_state(200), 3)
     fill(config, state)
@@ -196,8 +195,7 @@ def test_a_partition_is_looked_at_when_older_tries_are_fenced(kafka: KafkaServer
 
 @pytest.mark.long
 def test_two_tries_at_the_same_time(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Each try fences the other where it writes to a changelog later. The result is complete, or it is not
-    published."""
+    """Each try fences the other where it writes to a changelog later. The result is complete or not published."""
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=("kafka-changelog",)), some_state()
     fill(config, state)
 

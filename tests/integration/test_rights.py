@@ -160,8 +160,7 @@ def test_the_documented_rights_suffice_to_adopt(servers: tuple[SecuredKafka, Sec
 
 @pytest.mark.long
 def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """FAULT 10: without any one of Kafka's rights, its step fails with AccessDenied, which names the right and the
-    resource."""
+    """FAULT 10: without any one of Kafka's rights, its step fails with AccessDenied, which names right and resource."""
     life = Life(servers, tmp_path, "orders")
     life.allow(life.rights)
     for name in ("first start", "commit"):
@@ -170,7 +169,7 @@ def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, Se
     for number, right in enumerate(life.rights):
         if right.server != "Kafka":
             continue
-        # a right to create something is tried by a job that has nothing yet
+        # a job that has nothing yet tries the rights to create something
         job = Life(servers, tmp_path / str(number), f"fresh{number}") if right.right == "Create" else life
         lost = job.rights[number]
         job.allow([other for other in job.rights if other != lost])
@@ -187,8 +186,7 @@ def test_each_right_of_kafka_is_needed_and_named(servers: tuple[SecuredKafka, Se
 
 
 def test_each_right_of_s3_is_needed_and_named(servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path) -> None:
-    """FAULT 10: without any one of S3's rights, its request fails with AccessDenied, which names the right and the
-    bucket."""
+    """FAULT 10: without any one of S3's rights, its request fails with AccessDenied, which names right and bucket."""
     life = Life(servers, tmp_path, "visits")
     root, key = life.s3.root(), "visits/1/Partition_0/totals/a/x"
     upload = root.create_multipart_upload(Bucket=BUCKET, Key=f"{PREFIX}/visits/1/u")["UploadId"]

@@ -69,8 +69,7 @@ def identity_of(config: JobConfig, number: int, task: str = TASK) -> str:
 
 
 def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = TASK) -> None:
-    """Check that every backend has exactly this state of the task, and that every needed blob exists and will not
-    expire."""
+    """Check that every backend has exactly this state of the task, and that every needed blob exists without a TTL."""
     for factory in config.stores["totals"].backup_factories:
         assert totals(config, factory)[task] == expected, factory
     with JobReader(config) as reader:
@@ -131,7 +130,7 @@ def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path:
 
 
 def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """All tasks go back to one new checkpoint ID. The micro-batch and its output are those of the older checkpoint."""
+    """All tasks go back under one new checkpoint ID, with the micro-batch and the output of the older checkpoint."""
     config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=4)
     with StateManager(config, "spark-hash(string)") as driver:
         epoch = driver.acquire()
@@ -162,7 +161,7 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
 
 @pytest.mark.long
 def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Each task has its own IDs. One task goes back alone, or all go back to one checkpoint each; a refusal says
+    """Each task has its own IDs. One task goes back alone, or all go back to one checkpoint each; a refusal shows
     how."""
     config = job(kafka, tmp_path, tasks=2)
     for number in range(3):
@@ -309,8 +308,7 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
 
 @pytest.mark.long
 def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
-    """Long chains do not fit into the record. After a rollback on S3, new changes are not mixed with those that were
-    taken back."""
+    """Long chains do not fit into the record. After a rollback on S3, new changes do not mix with those taken back."""
     config = job(
         kafka, tmp_path, backup=("blob-store",), s3=s3, kind=SEGMENTS, task__checkpoint__retained=90, stores=("totals",)
     )

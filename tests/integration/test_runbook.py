@@ -344,8 +344,7 @@ def files_below(directory: Path) -> set[Path]:
 
 
 def test_blobs_orphaned(scene: Scene, blobs: Path) -> None:
-    """A commit that died before its publish left blobs behind. After a click, the page counts them and shows an
-    example."""
+    """A commit died before its publish and left blobs behind. After a click, the page counts them, with an example."""
     page, before = scene.pages["files"], files_below(blobs)
     with failing(Phase.BEGIN), StateManager(scene.files) as manager, suppress(UnavailableError):
         task = manager.open_task(TASK)

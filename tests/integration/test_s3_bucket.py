@@ -1,4 +1,4 @@
-"""S3 servers differ in lifecycle rules and checksums; buckets and keys may be wrong."""
+"""What differs between S3 servers: lifecycle rules and checksums. Also: wrong buckets and wrong keys."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def open_raw(server: DevS3Server | S3Server, prefix: str, **more: object) -> S3B
 
 @pytest.mark.parametrize("prefix", ["", "some/where"])
 def test_the_lifecycle_rule_is_missed_installed_and_found(moto: DevS3Server, prefix: str) -> None:
-    """A9: the store checks for the rule that expires tagged blobs, and installs it once, next to the rules of
-    others."""
+    """A9: the store checks for the rule that expires tagged blobs, and installs it once, next to those of others."""
     store = open_raw(moto, prefix, **{"blob.store.ttl.days": 7})
     client: Any = store._client
     other = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}

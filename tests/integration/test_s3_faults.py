@@ -134,8 +134,7 @@ def test_a_server_that_stays_busy_is_a_typed_error(store: RetryingBlobStore, pro
 def test_what_no_retry_can_mend_is_not_repeated(
     store: RetryingBlobStore, proxy: S3Proxy, answer: tuple[int, str], hint: str
 ) -> None:
-    """FAULTS 10: after a 403, expired credentials or a missing bucket, the store sends no second request and gives a
-    hint."""
+    """FAULTS 10: a 403, expired credentials and a missing bucket lead to one request and a hint."""
     proxy.requests.clear()
     proxy.faults = [Fault("PUT", times=9, answer=answer)]
     with pytest.raises(AccessDenied) as caught:
@@ -164,8 +163,8 @@ def test_a_body_that_is_always_truncated_is_an_error(store: RetryingBlobStore, p
 
 
 def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """FAULTS 11: a proxy sends bodies in chunks, without a length. The store reads them to the end, and continues one
-    that is cut."""
+    """FAULTS 11: a proxy sends bodies in chunks, without a length. The store reads them to the end, even after a
+    cut."""
     data = bytes(i % 251 for i in range(100_000))
     store.put("a/b", data, ttl_days=None)
     proxy.faults = [Fault("GET", times=2, chunked=True)]
@@ -178,8 +177,7 @@ def test_a_body_without_a_length_is_read(store: RetryingBlobStore, proxy: S3Prox
 def test_a_body_below_the_floor_ends_at_the_deadline(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy
 ) -> None:
-    """FAULT 59: at one byte a second, a download ends at the deadline with UnavailableError. A faster one is read to
-    its end."""
+    """FAULT 59: at one byte a second, a download ends at the deadline with UnavailableError. A faster one succeeds."""
     store.put("a/b", bytes(range(256)) * 1000, ttl_days=None)
     deadline = {"blob.store.retry.policy.max.retry.duration.millis": 4_000}
     hurried = open_blob_store(JobConfig.from_mapping(settings | deadline), SystemClock())
@@ -214,8 +212,7 @@ def test_a_fast_body_that_begins_to_trickle_is_read_on_in_another_connection(
 
 
 def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobStore, proxy: S3Proxy) -> None:
-    """A server answers 412 although nothing is there. The store raises InvalidError, which says so, instead of
-    MissingBlob."""
+    """A server answers 412 although nothing is there. The store raises an InvalidError that says so."""
     proxy.faults = [Fault("PUT", times=9, answer=(412, "PreconditionFailed"))]
     with pytest.raises(InvalidError, match="reports that it does not exist"):
         store.put("a/b", b"data", ttl_days=30)
@@ -223,8 +220,7 @@ def test_412_for_every_put_is_told_from_a_blob_that_exists(store: RetryingBlobSt
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy, status: int) -> None:
-    """FAULTS 10: the answer to a HEAD has no body, and so no code. The store raises AccessDenied with the hint, without
-    retries."""
+    """FAULTS 10: the answer to a HEAD has no body, and so no code. The store raises AccessDenied without retries."""
     store.put("a/b", b"data", ttl_days=30)
     proxy.faults = [Fault("HEAD", times=9, answer=(status, "ExpiredToken"))]
     for call in (lambda: store.stat("a/b"), store.administration.time_ms):
@@ -248,7 +244,7 @@ def flip(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_altered_bytes_are_found(store: RetryingBlobStore, proxy: S3Proxy, tmp_path: Path, times: int) -> None:
-    """FAULTS 12: bytes that are altered in transit once are fetched again. The second time, CorruptBlob names the
+    """FAULTS 12: bytes that are altered in transit once are fetched again; after the second time, CorruptBlob names the
     blob."""
     data = bytes(i % 241 for i in range(450_000))
     (tmp_path / "f").write_bytes(data)

@@ -108,8 +108,7 @@ def test_a_local_directory_is_used_as_far_as_it_is_right(kafka: KafkaServer, tmp
 def test_each_index_is_read_once_and_nothing_is_listed(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A17, A24, A29, invariant 1: a restore fetches the indexes of all stores at once, each only once, and lists
-    nothing."""
+    """A17, A24, A29, invariant 1: a restore fetches all stores' indexes at once, each only once, and lists nothing."""
     stores = ("a", "b", "c")
     config = job(kafka, tmp_path, backup=("blob-store",), stores=stores)
     commit(config, {b"k": random.Random(3).randbytes(50_000)}, 1)
@@ -185,8 +184,7 @@ def test_failures_of_a_restore_surface_with_their_place(
 
 
 def test_no_entry_for_a_backend_or_for_one_store_of_it(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A23, A31, A46: one store lacks a marker that another one has. The restore uses the next factory of the list, or
-    fails."""
+    """A23, A31, A46: one store lacks a marker that another has. The restore uses the list's next factory, or fails."""
     config = job(kafka, tmp_path, stores=("one", "two"), backup=("kafka-changelog",))
     commit(config, {b"a": b"1"}, 1)
     dual = with_changes(config, stores__one__backup__factories=list(DUAL))
@@ -212,8 +210,8 @@ def test_no_entry_for_a_backend_or_for_one_store_of_it(kafka: KafkaServer, tmp_p
 
 
 def test_a_renamed_store_needs_both_permissions(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A3, A12, protocol 6: a renamed store is one removed store and one new store. The publish deletes the blobs of the
-    old one."""
+    """A3, A12, protocol 6: a renamed store is one removed and one new store. The publish deletes the old one's
+    blobs."""
     config = job(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=1)
     commit(config, {b"a": b"1"}, 1)
     old = blob_files(tmp_path)

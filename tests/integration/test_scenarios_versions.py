@@ -45,8 +45,7 @@ def older_software(config: JobConfig, key: bytes, value: bytes, offset: int) -> 
 
 
 def test_both_versions_are_in_one_transaction_with_one_id(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 4, A42: a job that writes versions 1 and 2 writes both at once. A job that reads only 2 continues from
-    there."""
+    """Protocol 4, A42: a job that writes versions 1 and 2 writes both at once. One that reads only 2 continues."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     checkpoint = commit(config, {b"a": b"1"}, 1)
     keys = [decode_key(key) for key, _ in committed(config, config.checkpoint_topic) if key is not None]
@@ -84,8 +83,7 @@ def test_a_newer_version_one_record_wins(kafka: KafkaServer, tmp_path: Path) -> 
 
 
 def test_a_job_that_only_older_software_has_run(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A1, A15: the last checkpoint has version 1. Its changelog supplies the state, and the first commit fills the
-    blobs."""
+    """A1, A15: the last checkpoint has version 1. Its changelog has the state, and the first commit fills the blobs."""
     first = job(kafka, tmp_path, backup=("kafka-changelog",))
     commit(first, {b"a": b"1"}, 1)
     record = current(first)
@@ -124,8 +122,7 @@ def test_a_job_that_only_older_software_has_run(kafka: KafkaServer, tmp_path: Pa
 def test_version_settings_are_checked_before_the_job_starts(
     kafka: KafkaServer, tmp_path: Path, settings: dict[str, object], key: str
 ) -> None:
-    """A42: versions that could not be read back, or could not name the state, are refused at load. The error names the
-    key."""
+    """A42: versions that could not be read back, or could not name the state, fail at load. The error names the key."""
     mapping = job_mapping(kafka, tmp_path) | settings
     if "task.backup.factories" in settings:
         mapping["task.restore.factories"] = settings["task.backup.factories"]

@@ -1,5 +1,4 @@
-"""A canary is in every place where a secret can be. No log, repr, traceback or output contains it, even at level
-DEBUG."""
+"""A canary is in every place where a secret can be. No log, repr, traceback or output has it, even at level DEBUG."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def test_of_a_blob_store_that_takes_them(
 def test_of_kafka(
     how: str, kafka: KafkaServer, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: SASL's user and password are not in librdkafka's own debug log, and a refused setting does not show a
-    secret."""
+    """FAULT 30: SASL's user and password are not in librdkafka's debug log, and a refused setting shows no secret."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path) | given(SASL, how, monkeypatch))
     sasl = with_changes(
         config, kafka__security__protocol="SASL_PLAINTEXT", kafka__sasl__mechanism="PLAIN", kafka__debug="all"
@@ -142,8 +140,8 @@ def test_of_what_travels_to_workers(
 def test_of_the_command_line(
     how: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULT 30: no command that reports shows a secret, with or without --debug and --json, even if a setting is
-    mistyped."""
+    """FAULT 30: no command that reports shows a secret, with or without --debug and --json, even after a typing
+    error."""
     mapping = job_mapping(kafka, tmp_path, s3=s3, backup=("blob-store",)) | given(S3, how, monkeypatch)
     path = tmp_path / "job.toml"
     path.write_text("".join(f'"{key}" = {json.dumps(value)}\n' for key, value in mapping.items()))

@@ -74,8 +74,7 @@ def test_a_changed_serde_is_refused_at_the_opening(
 
 @pytest.mark.parametrize("other", [CUSTOMER_2, UNNAMED, "string", None], ids=["version", "unnamed", "string", "none"])
 def test_a_serde_that_the_application_passes(kafka: KafkaServer, tmp_path: Path, other: SerdeLike | None) -> None:
-    """FAULT 52: the name and the version of a serde count. Another serde, or none, is refused before the store can be
-    used."""
+    """FAULT 52: a serde's name and version count. Another serde, or none, is refused before the store can be used."""
     config = job(kafka, tmp_path)
     assert put(config, 7, b"1", CUSTOMER) is None
     assert recorded(config) == ("customer", "bytes")

@@ -66,8 +66,7 @@ def test_a_new_job_starts_empty_and_its_commit_comes_back(kafka: KafkaServer, tm
 
 @pytest.mark.parametrize("restore", BACKENDS)
 def test_another_machine_restores_exactly_the_commit(kafka: KafkaServer, tmp_path: Path, restore: str) -> None:
-    """Invariant 11, A40 (new host): another machine restores what was committed and nothing else, from either
-    backend."""
+    """Invariant 11, A40 (new host): another machine restores exactly what was committed, from either backend."""
     config = config_of(kafka, tmp_path)
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         store = task.store("totals")
@@ -189,8 +188,7 @@ def test_restore_is_switched_back_and_forth(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_backend_switched_on_is_filled_tombstones_included(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Protocol 5, FAULT 35, A31: a changelog that was switched off and on again holds exactly the state, deletes
-    included."""
+    """Protocol 5, FAULT 35, A31: a changelog that was off and is on again holds exactly the state, deletes included."""
     config = config_of(kafka, tmp_path)
     put_and_commit(config, {b"kept": b"1", b"gone": b"1"}, 1)
     blobs_only = with_changes(config, task__backup__factories=["blob-store"], task__restore__factories=["blob-store"])
@@ -220,7 +218,7 @@ def test_blobs_switched_on_for_one_store(kafka: KafkaServer, tmp_path: Path) -> 
 
 
 def test_a_blob_restore_that_fails_falls_back_if_the_list_says_so(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A49, FAULT 13, invariant 8: after a missing blob there is a typed error or the next factory, and never empty
+    """A49, FAULT 13, invariant 8: a missing blob leads to a typed error or the next factory, and never to empty
     state."""
     config = config_of(kafka, tmp_path)
     noise = random.Random(1).randbytes(100_000)
@@ -242,8 +240,7 @@ def test_a_blob_restore_that_fails_falls_back_if_the_list_says_so(kafka: KafkaSe
 def test_an_opening_that_fails_for_now_may_be_repeated(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 8 and 13: no factory could supply the store, but one of them was only unavailable. The caller may try
-    again."""
+    """FAULTS 8 and 13: no factory could supply the store, but one was only unavailable. The caller may try again."""
     config = config_of(kafka, tmp_path, blob__store__retry__policy__max__retries=1)
     noise = random.Random(1).randbytes(100_000)
     put_and_commit(config, {b"a": noise}, 1)
@@ -348,7 +345,7 @@ def test_on_s3_a_commit_comes_back(kafka: KafkaServer, s3: S3Server, tmp_path: P
 def test_a_large_restore_is_opened_for_writing_with_its_first_write(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening for writing waits for the disk, which is busy after a large restore. The store waits for its first
+    """Opening for writing waits for the disk, which a large restore keeps busy. The store opens with its first
     write."""
     config = config_of(kafka, tmp_path, backup=["blob-store"])
     state = {b"%03d" % n: b"1" for n in range(500)}

@@ -277,8 +277,7 @@ def test_stages_that_the_configuration_asks_for(running: list[Task], config: Job
 def test_the_end_of_a_transaction_in_the_input_is_no_message_that_waits(
     running: list[Task], config: JobConfig, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a transaction counts as lag forever. Only a message that a consumer would get makes a late task
-    stuck."""
+    """The end of a transaction counts as lag forever. Only a message for consumers makes a late task stuck."""
     monkeypatch.setattr("statemgr.cli.diagnosis.late_ms", lambda *_: -60_000)
     producer = plain_producer(config, f"{topic}-writer")
     producer.begin_transaction()

@@ -1,5 +1,4 @@
-"""Topics on a real broker are created with the right settings. Wrong ones are refused, with the command that fixes
-them."""
+"""Topics on a real broker: created with the right settings, or refused with the command that fixes them."""
 
 from __future__ import annotations
 

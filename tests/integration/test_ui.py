@@ -227,8 +227,7 @@ def test_a_scan_goes_page_by_page_through_all_keys(site: Site) -> None:
 
 
 def test_a_key_is_looked_up_at_a_checkpoint(site: Site, tasks: list[Task]) -> None:
-    """The page shows the value at the current checkpoint. It says so if a key does not exist, there or at an older
-    one."""
+    """The page shows the value at the current checkpoint, and says so if a key does not exist at a checkpoint."""
     assert "value 7" in site.ask(store_path(key="key-007")).text
     assert "no key nothing" in site.ask(store_path(key="nothing")).text
     older = site.view.record("Partition 0").checkpoints[-1]
@@ -372,7 +371,7 @@ def test_every_answer_has_the_headers_that_limit_a_page(site: Site) -> None:
 
 
 def test_rules_of_accessibility(site: Site) -> None:
-    """Pages have landmarks, one heading, and named fields, tables, charts and regions. They load nothing from
+    """Pages have landmarks, one heading, and named fields, tables, charts and regions, and load nothing from
     elsewhere."""
     for path, found in every_page(site).items():
         names = [name for name, _ in found.elements]
@@ -392,8 +391,7 @@ def test_rules_of_accessibility(site: Site) -> None:
 
 
 def test_the_command_serves_until_it_is_stopped(config: JobConfig, tasks: list[Task], tmp_path: Path) -> None:
-    """The command prints its address, answers there, ends with status 0 on SIGTERM, and leaves no restored store
-    behind."""
+    """The command prints its address, answers there, ends with status 0 on SIGTERM, and leaves no restored store."""
     lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
     (tmp_path / "job.toml").write_text("\n".join(lines))
     (temporary := tmp_path / "tmp").mkdir()
