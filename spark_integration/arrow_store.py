@@ -63,7 +63,7 @@ class ArrowStore:
         """Remove many keys, all or none of them. An absent key is no error."""
         self._store.delete_many(self._key_bytes(keys))
 
-    def merge(self, rows: pa.RecordBatch | pa.Table, key: str, **fields: tuple[str, str]) -> pa.RecordBatch:
+    def merge(self, rows: pa.RecordBatch | pa.Table, key: str, /, **fields: tuple[str, str]) -> pa.RecordBatch:
         """Add rows to the aggregates that the store has for their keys.
 
         Nulls do not count, as in SQL: a sum of nulls only is null.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
+from statemgr import JobConfig
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import percentile
 from statemgr_tools.bench.registry import case
@@ -26,6 +28,12 @@ _MANY_ROWS = 50_000
 _MANY_TASKS, _MANY_PARTITIONS, _SLOTS = 200, 1_000, 4
 _EXECUTORS, _SPREAD_TASKS = 3, 6
 _ENGINES = ("statemgr", "spark")
+
+_TOTALS = {
+    "type": "record",
+    "name": "totals",
+    "fields": [{"name": "total", "type": ["null", "long"]}, {"name": "rows", "type": ["null", "long"]}],
+}
 
 Times = dict[str, list[float]]
 
@@ -81,7 +89,7 @@ def spark_restart(session: Session) -> Iterator[Line]:
     """From the start of a query with an empty disk to the end of its first batch."""
     keys, rows = session.count(_KEYS), session.count(_ROWS)
     session.report(f"restart, {keys:,} keys, {session.rounds} rounds of {' and '.join(_ENGINES)}")
-    config = session.job("spark", s3=True, job__tasks=_TASKS, task__backup__factories="blob-store")
+    config = _job(session, _TASKS, s3=True)
     found: dict[str, Any] = in_fresh_process(
         "statemgr_tools.bench.spark_operations:measure_restart",
         config=config.to_mapping(), engines=list(_ENGINES), keys=keys, rows=rows, rounds=session.rounds,
@@ -98,7 +106,7 @@ def spark_affinity(session: Session) -> Iterator[Line]:
     keys, rows = session.count(_KEYS), session.count(_ROWS)
     session.report(f"{_EXECUTORS} executors, {keys:,} keys, {_batches(session)} batches")
     disks = {"state.dir": "${env:SPARK_EXECUTOR_DIRS}/state"}
-    config = session.job("spark", job__tasks=_SPREAD_TASKS, task__backup__factories="blob-store", overrides=disks)
+    config = _job(session, _SPREAD_TASKS, overrides=disks)
     found: dict[str, Any] = in_fresh_process(
         "statemgr_tools.bench.spark_operations:measure_fetches",
         config=config.to_mapping(), executors=_EXECUTORS, keys=keys, rows=rows, batches=_batches(session),
@@ -115,7 +123,7 @@ def spark_many(session: Session) -> Iterator[Line]:
     """The share of a batch that is spent in statemgr outside of the process function."""
     tasks, partitions = session.count(_MANY_TASKS, least=4), session.count(_MANY_PARTITIONS, least=8)
     session.report(f"{tasks} tasks, {partitions} partitions")
-    config = session.job("spark", job__tasks=tasks, task__backup__factories="blob-store")
+    config = _job(session, tasks)
     found: dict[str, Any] = in_fresh_process(
         "statemgr_tools.bench.spark_operations:measure_share",
         config=config.to_mapping(), slots=_SLOTS, partitions=partitions, rows=session.count(_ROWS),
@@ -134,6 +142,18 @@ def _large(session: Session) -> Times:
     return found
 
 
+def _job(session: Session, tasks: int, *, totals: bool = True, **more: Any) -> JobConfig:
+    """A job for the function of the aggregations, which needs serdes, or for a processor, which writes bytes."""
+    settings: dict[str, Any] = {"job__tasks": tasks, "task__backup__factories": "blob-store", **more}
+    if totals:
+        settings |= {
+            "stores__s__key__serde": "string",
+            "stores__s__value__serde": "avro",
+            "stores__s__value__avro__schemas": [json.dumps(_TOTALS)],
+        }
+    return session.job("spark", **settings)
+
+
 def _batches(session: Session) -> int:
     return max(_BATCHES, session.rounds) if session.full else session.count(_BATCHES, least=2)
 
@@ -143,7 +163,7 @@ def _times(
 ) -> Times:
     """Engine → seconds of its warm batches."""
     session.report(f"{api}, {keys:,} keys, {batches} batches of {' and '.join(engines)}")
-    config = session.job("spark", job__tasks=_TASKS, task__backup__factories="blob-store")
+    config = _job(session, _TASKS, totals=api == "aggregate")
     found: dict[str, Any] = in_fresh_process(
         "statemgr_tools.bench.spark_operations:measure",
         config=config.to_mapping(), api=api, engines=list(engines), keys=keys,
