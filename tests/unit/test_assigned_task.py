@@ -1,4 +1,4 @@
-"""A task of a consumer group: which failed commits are repeated, and for how long."""
+"""A task of a consumer group: which failed commits it repeats, and for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.blob_faults import ManualClock
 
 
 class FailingTask:
-    """Raises at once where a commit begins, as one does that cannot settle the last one."""
+    """A task whose commits fail at once, as they do when the outcome of the last commit is unknown."""
 
     name = "Partition 0"
     start_offsets: ClassVar[dict[str, int]] = {}
@@ -25,13 +25,13 @@ class FailingTask:
         self.begun = 0
 
     def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
-        """Fail."""
+        """Raise the error."""
         self.begun += 1
         raise self.error
 
 
 def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, FailingTask]:
-    """A restored task with something to commit."""
+    """Return a restored task with something to commit."""
     task = FailingTask(error)
     opening: Future[Any] = Future()
     opening.set_result(task)
@@ -42,7 +42,7 @@ def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, Failing
 
 
 def test_a_commit_that_cannot_begin_is_repeated() -> None:
-    """FAULT 15: a broker that is away for a moment ends no loop; one that stays away does, after the time-out."""
+    """FAULT 15: a short broker outage does not end the loop; an outage longer than the time-out does."""
     found, task = owned(OutcomeUnknownError("not settled"), 60.0)
     for _ in range(3):
         found.start_commit()
@@ -54,7 +54,7 @@ def test_a_commit_that_cannot_begin_is_repeated() -> None:
 
 
 def test_failing_commits_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A commit may be due every few milliseconds; one line in ten seconds says how often it has failed."""
+    """Commits may be due every few milliseconds. One log line every ten seconds counts the failures."""
     found, _ = owned(OutcomeUnknownError("not settled"), 600.0)
     found.clock = clock = ManualClock()
     for _ in range(300):
@@ -65,7 +65,7 @@ def test_failing_commits_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_commit_that_no_repetition_helps_is_raised() -> None:
-    """FAULT 24: a full disk is for a human."""
+    """FAULT 24: repeating the commit does not free a full disk, so the task raises the error."""
     found, _ = owned(DiskFull("full"), 60.0)
     with pytest.raises(DiskFull):
         found.start_commit()

@@ -1,4 +1,4 @@
-"""What bytes would take in memory is known before they are decoded: values, indexes, chains."""
+"""Decoders check how much memory a value, an index or a chain would take before they decode it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EMPTY = json.dumps({"type": "array", "items": {"type": "record", "name": "E", "f
 
 
 def peak_of(action: Callable[[], object]) -> int:
-    """The most memory that was in use meanwhile, in bytes."""
+    """Return the peak memory use of an action, in bytes."""
     tracemalloc.start()
     try:
         action()
@@ -43,14 +43,14 @@ def peak_of(action: Callable[[], object]) -> int:
 
 
 def zigzag(value: int) -> bytes:
-    """Avro's long."""
+    """Encode a number as an Avro long."""
     sink = io.BytesIO()
     fastavro.schemaless_writer(sink, "long", value)
     return sink.getvalue()
 
 
 def header_of(schema: str) -> bytes:
-    """The first bytes of every value of the schema."""
+    """Return the first bytes of every value of the schema."""
     parsed = json.loads(schema)
     value: Any = {"Node": {}, "N": {"x": []}}.get(parsed.get("name"), [])
     return avro_serde([schema]).serialize(value)[:10]
@@ -70,7 +70,7 @@ def header_of(schema: str) -> bytes:
     ids=["nulls", "blocks", "negative", "endless", "empty records", "deep", "just too deep"],
 )
 def test_a_value_that_grows_is_refused_before_it_is_decoded(schema: str, body: bytes) -> None:
-    """FAULT 59: items of no bytes, and a value that nests a million times: CorruptError, in little memory."""
+    """FAULT 59: items of zero bytes and a value nested a million deep raise CorruptError and take little memory."""
     chosen, data = avro_serde([schema]), header_of(schema) + body
 
     def read() -> None:
@@ -81,7 +81,7 @@ def test_a_value_that_grows_is_refused_before_it_is_decoded(schema: str, body: b
 
 
 def test_the_writers_schema_is_what_is_walked() -> None:
-    """FAULT 59: also a field that the newest schema leaves out, which the decoder would skip item by item."""
+    """FAULT 59: the check includes fields that the newest schema leaves out, which the decoder skips item by item."""
     without = json.dumps({"type": "record", "name": "N", "fields": []})
     with pytest.raises(CorruptError, match="memory"):
         avro_serde([NULLS, without]).deserialize(header_of(NULLS) + zigzag(1 << 62) + b"\0")
@@ -89,7 +89,7 @@ def test_the_writers_schema_is_what_is_walked() -> None:
 
 @pytest.mark.parametrize("schema", [NULLS, NODE])
 def test_what_would_not_be_read_is_not_written(schema: str) -> None:
-    """FAULT 59: the same bound when writing, so that nothing is written which cannot be read."""
+    """FAULT 59: writing has the same limit as reading, so that every value that is written can be read."""
     value: Any = {"next": None}
     for _ in range(MAX_DEPTH):
         value = {"next": value}
@@ -99,7 +99,7 @@ def test_what_would_not_be_read_is_not_written(schema: str) -> None:
 
 
 def test_normal_values_pass() -> None:
-    """Values of every type, nested, also recursive ones, come back."""
+    """Values of every type, including nested and recursive ones, survive a round trip."""
     kinds: list[Any] = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
     kinds += [{"type": "array", "items": "Node"}, {"type": "map", "values": ["null", "long"]}]
     kinds += [{"type": "fixed", "name": "F", "size": 3}, {"type": "enum", "name": "C", "symbols": ["A", "B"]}]
@@ -115,7 +115,8 @@ def test_normal_values_pass() -> None:
 
 
 def test_an_array_is_as_long_as_its_bytes_in_messagepack() -> None:
-    """FAULT 59: arrays in arrays that claim a million items each, in a value of a few kilobytes, make room for none."""
+    """FAULT 59: nested MessagePack arrays that claim far more items than their bytes can hold allocate no room for
+    them."""
     deep = b"\xdd\x00\x0f\x00\x00" * 500 + b"\0" * 1_000_000
     for data in (deep, b"\xdd\x00\x00\x10\x00" * 800, b"\xdc\xff\xff" * 900):
 
@@ -129,16 +130,16 @@ def test_an_array_is_as_long_as_its_bytes_in_messagepack() -> None:
 
 
 def record(schema: str, body: bytes) -> bytes:
-    """A record of a shipped schema."""
+    """Return a record of a schema that is part of statemgr."""
     return single_objects(schema).header + body
 
 
 def texts(count: int) -> bytes:
-    """So many short texts."""
+    """Encode a number of short texts."""
     return b"\2a" * count
 
 
-#: Decodes what stands on its input, with 96 MiB of memory more than it has, and prints what was raised.
+#: Decodes its standard input with 96 MiB of memory to spare, and prints the error that this raises.
 CHILD = """
 import resource, sys
 import psutil
@@ -159,21 +160,22 @@ except CorruptError as error:
 
 
 def decoded_in_a_child(decoder: str, data: bytes) -> str:
-    """What a decoder says in a process with little memory."""
+    """Return the error that a decoder raises in a process with little memory."""
     command = [sys.executable, "-c", CHILD, decoder]
     child = subprocess.run(command, input=data, capture_output=True, check=True, timeout=600)
     return child.stdout.decode()
 
 
 def test_an_index_that_grows_is_refused_before_it_is_decoded() -> None:
-    """FAULT 59, FAULT 27: nine megabytes of directories of three bytes each would take 800: refused with 96 left."""
+    """FAULT 59, FAULT 27: nine megabytes of three-byte directories would take 800 MB; a process with 96 MiB refuses
+    them."""
     entry = zigzag(0) + zigzag(0) + zigzag(0)
     body = texts(6) + zigzag(1) + b"\0" + zigzag(3_000_000) + entry * 3_000_000 + b"\0"
     assert "far more memory" in decoded_in_a_child("decode_index", record("snapshot_index.v1", body))
 
 
 def test_a_chain_that_grows_is_refused_before_it_is_decoded() -> None:
-    """FAULT 59: as for an index: two million segments of five bytes."""
+    """FAULT 59: the decoder refuses two million segments of five bytes, as it refuses such an index."""
     snapshot = texts(1) + zigzag(5) + bytes(16) + b"\0" + texts(1) + zigzag(0)
     entry = zigzag(0) + zigzag(1) + b"\0" + b"\2\0"
     body = texts(7) + zigzag(1) + snapshot + zigzag(2_000_000) + entry * 2_000_000 + b"\0\0"
@@ -181,7 +183,7 @@ def test_a_chain_that_grows_is_refused_before_it_is_decoded() -> None:
 
 
 def test_altered_records_never_take_much_memory() -> None:
-    """FAULT 59: random bytes as every kind of record: an error or a value, in bounded memory."""
+    """FAULT 59: random bytes in a record of any kind raise an error and take a bounded amount of memory."""
     random_source = random.Random(59)
     for schema in ("snapshot_index.v1", "segment_chain.v1", "checkpoint_task.v2", "prepared_commit.v1"):
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What the measurements are made of: lines and verdicts, rounds and medians, the table of cases, how it is shown."""
+"""The parts of a benchmark: result lines and verdicts, rounds and medians, the table of cases, and the reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "ta
 def test_a_line_compares_with_its_reference(
     target: Target, ours: float, theirs: float, reached: bool, miss: float
 ) -> None:
-    """The ratio is value over reference, the verdict is the target's, the miss a share of the bound."""
+    """The ratio is the value over the reference. The target gives the verdict, and the miss is a share of the bound."""
     line = compared("restore-file", ours, "MB/s", "a plain copy", theirs, target)
     assert line.result.ratio == ours / theirs
     assert line.result.reached is reached
@@ -45,7 +45,7 @@ def test_a_line_compares_with_its_reference(
 
 
 def test_a_reference_that_is_not_there_gives_no_verdict() -> None:
-    """The line says so, keeps its target, and is neither reached nor missed."""
+    """The line shows that the reference is not available. It keeps its target, but is neither reached nor missed."""
     line = compared("restore-s3", 5.0, "MB/s", "Samza", None, Target("at least", 2))
     assert line.result.reached is None
     assert NOT_AVAILABLE in line.result.reference
@@ -53,14 +53,14 @@ def test_a_reference_that_is_not_there_gives_no_verdict() -> None:
 
 
 def test_a_line_without_a_reference_is_bound_by_its_value() -> None:
-    """Peak memory has a limit, and nothing to compare with."""
+    """Peak memory has a limit but no reference to compare it with."""
     limit = Target("at most", 256, of="value")
     assert alone("peak-memory", 200.0, "MB", "a restore", limit).result.reached is True
     assert alone("peak-memory", 300.0, "MB", "a restore", limit).result.reached is False
 
 
 def test_json_has_exactly_the_fields_of_the_contract() -> None:
-    """In order; numbers short; what JSON cannot say is null."""
+    """The fields are in order, numbers are rounded, and a value that JSON cannot express is null."""
     line = compared("commit-idle", 1.23456789, "s", "none", 0.0, Target("at most", 0.01))
     fields = line.result.to_dict()
     assert list(fields) == _FIELDS
@@ -70,7 +70,7 @@ def test_json_has_exactly_the_fields_of_the_contract() -> None:
 
 
 def test_variants_are_measured_in_turn_and_each_begins_once() -> None:
-    """Round after round, with another first each time; what warms up is not counted."""
+    """Every round starts with a different variant, and warm-up rounds do not count."""
     calls: list[tuple[str, int]] = []
 
     def variant(name: str) -> float:
@@ -84,25 +84,25 @@ def test_variants_are_measured_in_turn_and_each_begins_once() -> None:
 
 
 def test_several_numbers_of_one_measurement() -> None:
-    """A variant may measure more than its time; medians are taken by name."""
+    """A variant may measure more than its time. Each measured name has its own median."""
     found = interleaved({"a": lambda n: {"seconds": 1.0, "peak": float(n)}}, 3)
     assert (found["a"].median("peak"), found["a"].largest("peak")) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0, 1.0), (0.5, 2.5), (1, 4.0), (0.75, 3.25)])
 def test_percentiles_lie_between_neighbours(share: float, expected: float) -> None:
-    """As the usual definition has it."""
+    """Percentiles follow the usual definition."""
     assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
 
 
 def test_a_percentile_of_nothing_is_refused() -> None:
-    """Rather than a number that means nothing."""
+    """A percentile of no values is an error instead of a meaningless number."""
     with pytest.raises(ValueError, match="needs values"):
         percentile([], 0.5)
 
 
 def test_every_case_of_the_table_has_a_function() -> None:
-    """And it says in a sentence what it measures."""
+    """Each case has a function whose docstring says what the case measures."""
     for name, (_, must) in registry.TABLE.items():
         found = registry.find(name)
         assert (found.name, found.must) == (name, must)
@@ -110,7 +110,7 @@ def test_every_case_of_the_table_has_a_function() -> None:
 
 
 def test_records_are_the_same_in_every_run() -> None:
-    """Keys of 16 and values of 100 bytes, alike whatever the batches, different by number and by seed."""
+    """Keys have 16 bytes and values 100. They depend on their number and the seed, and not on the batch size."""
     whole = [pair for batch in records.batches(20_000) for pair in batch]
     later = [pair for batch in records.batches(10_000, start=10_000) for pair in batch]
     assert whole[10_000:] == later
@@ -120,7 +120,7 @@ def test_records_are_the_same_in_every_run() -> None:
 
 
 def test_updates_are_of_existing_keys_and_new_values() -> None:
-    """So many different ones; fewer where there are no more."""
+    """Updates change the requested number of keys, or all keys if there are fewer."""
     changed = records.updates(50, of=100, seed=3)
     assert len({key for key, _ in changed}) == 50
     assert {key for key, _ in changed} <= {records.key(number) for number in range(100)}
@@ -128,7 +128,7 @@ def test_updates_are_of_existing_keys_and_new_values() -> None:
 
 
 def test_the_summary_names_what_was_missed() -> None:
-    """What must be reached, what else was missed, and what by more than is allowed."""
+    """The summary lists the required cases that missed, the others that missed, and those that missed by too much."""
     target = Target("at most", 1)
     lines = [
         compared("commit-idle", 2.0, "s", "r", 1.0, target),
@@ -144,7 +144,7 @@ def test_the_summary_names_what_was_missed() -> None:
 
 
 def test_markdown_has_a_row_for_each_line() -> None:
-    """With every column of the table."""
+    """Each row has every column of the table."""
     text = render.markdown([alone("peak-memory", 1234.5, "MB", "a | restore")])
     header, rule, row = text.splitlines()
     assert header.count("|") == rule.count("|") == len(render.HEADERS) + 1
@@ -152,7 +152,7 @@ def test_markdown_has_a_row_for_each_line() -> None:
 
 
 def test_the_table_replaces_what_is_between_its_markers() -> None:
-    """The rest of the page stays; a page without markers is refused."""
+    """The rest of the page stays as it is. A page without markers is refused."""
     page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
     text = render.with_block(page, render.block([alone("peak-memory", 1.0, "MB", "a restore")], 3))
     assert text.startswith("before\n")
@@ -178,12 +178,12 @@ def test_the_table_replaces_what_is_between_its_markers() -> None:
     ],
 )
 def test_requests_are_told_apart_by_method_and_query(method: str, url: str, kind: str) -> None:
-    """Removing a tag is no delete, and every kind of listing is a LIST."""
+    """Removing a tag is not a DELETE, and every kind of listing is a LIST."""
     assert kind_of(method, url) == kind
 
 
 def test_latencies_meet_their_quantiles() -> None:
-    """At the known shares exactly, between them in between, drawn as often as the shares say."""
+    """A latency is exact at the given quantiles and interpolated between them. Samples follow the same distribution."""
     assert [round(FLIP_158.at(share), 3) for share in (0.5, 0.99, 0.999)] == [0.459, 1.57, 3.2]
     assert 0.459 < FLIP_158.at(0.7) < 0.74
     source = random.Random(1)
@@ -194,7 +194,7 @@ def test_latencies_meet_their_quantiles() -> None:
 
 
 def test_a_slow_proxy_passes_requests_on_and_lets_answers_wait() -> None:
-    """Method, path, body and answer are the server's; the answer takes the latency at least."""
+    """The proxy keeps the method, path, body and answer. It delays the answer by at least the latency."""
     with SlowProxy("http://unused", None) as idle:
         assert idle.endpoint.startswith("http://127.0.0.1:")
     with _Echo() as echo, SlowProxy(echo.endpoint, fixed(0.05)) as proxy:
@@ -207,7 +207,7 @@ def test_a_slow_proxy_passes_requests_on_and_lets_answers_wait() -> None:
 
 
 class _Echo(SlowProxy):
-    """A server that answers with what it was asked."""
+    """A server that answers each request with the request itself."""
 
     def __init__(self) -> None:
         super().__init__("http://unused", None)
@@ -224,12 +224,12 @@ class _EchoHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_request(self, code: object = "-", size: object = "-") -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 @pytest.mark.long
 def test_a_plot_is_a_file_of_the_kind_that_its_name_says(tmp_path: Path) -> None:
-    """Curves over numbers and over names."""
+    """The file's suffix decides its format. Curves may run over numbers or over names."""
     pictures = [
         Picture(title="t", x="MiB", curves=[Curve(label="a", points=[(1, 0.5), (10, 0.7)])]),
         Picture(title="u", x="latency", curves=[Curve(label="b", points=[("none", 1.0)])], logarithmic=False),
@@ -241,7 +241,7 @@ def test_a_plot_is_a_file_of_the_kind_that_its_name_says(tmp_path: Path) -> None
 
 
 def test_a_fresh_process_tells_its_own_peak(tmp_path: Path) -> None:
-    """Not that of the process that started it, however large that was; a failure says what went wrong."""
+    """A new process reports its own peak and not that of its large parent. A failure says what went wrong."""
     ballast = bytearray(300_000_000)
     ballast[::4096] = b"x" * len(ballast[::4096])
     (tmp_path / "file").write_bytes(b"x")
@@ -252,7 +252,7 @@ def test_a_fresh_process_tells_its_own_peak(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    """By the next one; a run that goes on is left alone."""
+    """The next run removes what a killed run left, and leaves runs in progress alone."""
     dead = tmp_path / "run-dead"
     dead.mkdir()
     (dead / "owner.json").write_text("[1, 0.0]")
@@ -263,7 +263,7 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_sizes_are_scaled_and_never_above_the_table(tmp_path: Path) -> None:
-    """Small runs measure less; nothing measures more than the table says."""
+    """A small run measures less, and no run measures more than the table says."""
     with Session(Plan(work=tmp_path, scale=SMALL)) as session:
         assert session.bytes(2**30) == 2**21
         assert session.count(1000, least=100) == 100

@@ -1,4 +1,4 @@
-"""``statemgr bench`` on small sizes: cases that need no server, from the command line to the results."""
+"""``statemgr bench`` at small sizes, from the command line to the results, for cases that need no server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELDS = {"case", "value", "unit", "reference", "reference_value", "ratio", "ta
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["store-calls", "restore-file"])
 def test_a_small_run_measures_both_sides(tmp_path: Path, case: str) -> None:
-    """Every line has a value and a reference that was measured beside it; the work directory is left empty."""
+    """Every line has a value and a measured reference. The run leaves its work directory empty."""
     command = [sys.executable, "-m", "statemgr", "bench", "--case", case, "--size", "small", "--rounds", "1"]
     run = subprocess.run(
         [*command, "--json", "--work", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False

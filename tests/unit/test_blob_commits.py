@@ -1,4 +1,4 @@
-"""backup: when a commit to blob-store is a segment of its changes, and when it is a snapshot. No broker."""
+"""backup: when a commit to blob-store stores a segment of changes, and when it stores a snapshot. Needs no broker."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KEYS = [random.Random(number).randbytes(500) for number in range(4000)]
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
-    """The parts of a job with one store."""
+    """The services of a job with one store."""
     made = open_services(config_of(tmp_path))
     yield made
     made.close()
 
 
 def chain_of(services: Services, task: SegmentTask, checkpoint: Checkpoint) -> SegmentChain:
-    """What a checkpoint's marker names."""
+    """Return the chain that a checkpoint's marker names."""
     identity, marker = services.identity(task.name, STORE), checkpoint.marker(FACTORY, STORE)
     return services.backup_manager(FACTORY)._catalogue.chain(identity, marker)  # type: ignore[attr-defined]
 
@@ -35,18 +35,18 @@ def chain_of(services: Services, task: SegmentTask, checkpoint: Checkpoint) -> S
 def test_more_changes_than_new_files_are_stored_as_a_snapshot(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: everything is deleted, which takes a segment of all keys or a snapshot of nothing; the latter is stored."""
+    """B1: a commit that deletes every key stores an empty snapshot, because a segment of all keys would be larger."""
     monkeypatch.setattr("statemgr.flows.open_store.MUCH", 1024 * 1024)
     task = SegmentTask(services, 0)
     first = chain_of(services, task, task.commit(dict.fromkeys(KEYS, b"")))
-    # as many bytes as the new file has, or more than that: a segment
+    # the changes take at most as many bytes as the new file, or a little more: a segment
     few = chain_of(services, task, task.commit(dict.fromkeys(KEYS[:10], b"few")))
     many = chain_of(services, task, task.commit({key[::-1]: b"" for key in KEYS}))
     assert [len(chain.segments) for chain in (first, few, many)] == [0, 1, 2]
     emptied = chain_of(services, task, task.commit(dict.fromkeys([*KEYS, *(key[::-1] for key in KEYS)])))
     assert emptied.segments == ()
     assert (emptied.lineage, emptied.end) == (first.lineage, 4000 + 10 + 4000 + 8000)
-    # and segments go on from there
+    # the next commit is a segment after that snapshot
     last = chain_of(services, task, task.commit())
     assert (last.snapshot, len(last.segments)) == (emptied.snapshot, 1)
     task.close()
@@ -54,7 +54,7 @@ def test_more_changes_than_new_files_are_stored_as_a_snapshot(
 
 @pytest.mark.parametrize("first", [False, True])
 def test_changes_before_the_first_commit_are_recorded_where_they_are_needed(services: Services, first: bool) -> None:
-    """A backend that is filled from a directory has no use for them; the changes after it are all there."""
+    """A backend that starts from a directory does not need the first changes. All later changes are recorded."""
     identity, config = services.identity("Partition 0", STORE), services.config.stores[STORE]
     store = OpenStore(services, identity, config, None, None, track_changes=True, track_first=first)
     assert store.changes_are_whole == first
@@ -63,7 +63,7 @@ def test_changes_before_the_first_commit_are_recorded_where_they_are_needed(serv
     store.content.write([(b"c", b"1")])
     assert frozen.changes is not None
     assert frozen.changes.count == (2 if first else 0)
-    # where the first commit fails, its changes are in the next one or in no segment at all
+    # if the first commit fails, the next commit carries its changes, or no segment has them
     again = store.freeze("again", snapshot=False).changes
     assert again is not None
     assert again.count == (3 if first else 1)

@@ -35,12 +35,12 @@ from tests.blob_snapshots import IDENTITY, Snapshots, committed, finished, index
 
 
 def big(seed: int, size: int = 50_000) -> bytes:
-    """Content too large to go inside an index."""
+    """Return content that is too large to be inside an index."""
     return (b"%d;" % seed) * (size // 2)
 
 
 def noise(size: int, seed: int) -> bytes:
-    """Bytes that differ everywhere."""
+    """Return random bytes."""
     return random.Random(seed).randbytes(size)
 
 
@@ -49,7 +49,7 @@ TREE = {"CURRENT": b"MANIFEST-1\n", "000001.sst": big(1), "000002.sst": big(2, 2
 
 @pytest.fixture
 def blobs() -> FaultyBlobStore:
-    """A store that fails as told."""
+    """A blob store that fails when a test asks it to."""
     return FaultyBlobStore()
 
 
@@ -65,7 +65,7 @@ def snapshots(tmp_path: Path, blobs: FaultyBlobStore) -> Iterator[Snapshots]:
 
 
 def test_first_upload(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """A2, A4, A8: without a checkpoint all is uploaded; the marker is the index blob; everything has a TTL."""
+    """A2, A4, A8: the first commit uploads everything. Its marker names the index blob, and all blobs have a TTL."""
     prepared = snapshots.prepare(TREE)
     assert isinstance(prepared.marker, BlobMarker)
     assert index_of(prepared.marker).blob_id == "orders/1/Partition_0/totals/attempt-0/index"
@@ -77,13 +77,13 @@ def test_first_upload(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
 
 
 def test_small_files_are_inside_the_index(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """A commit of small files alone costs one PUT."""
+    """A commit of small files only costs one PUT."""
     snapshots.prepare({"CURRENT": b"x", "OPTIONS": b"y" * 16_384, "empty": b""})
     assert blobs.count("put") == 1
 
 
 def test_small_new_files_share_packs(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Many files cost few PUTs, GETs and deletes; one that is fetched alone costs its own bytes."""
+    """Packs make many files cost few PUTs and GETs. Fetching one file from a pack costs only its own bytes."""
     tree = {f"{n:03}.sst": noise(20_000 + n, n) for n in range(300)}
     marker = snapshots.commit(tree)
     packs = blobs.count("put") - 1
@@ -101,7 +101,7 @@ def test_small_new_files_share_packs(snapshots: Snapshots, blobs: FaultyBlobStor
 
 
 def test_a_pack_lives_as_long_as_one_of_its_files(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Invariant 3: what several files share goes only when none of them is referenced any more."""
+    """Invariant 3: a clean-up deletes a pack only when nothing references any of its files."""
     tree = {f"{n}.sst": noise(30_000, n) for n in range(3)}
     first = snapshots.commit(tree)
     [pack] = [name for name in snapshots.names() if "/packs/" in name]
@@ -114,7 +114,7 @@ def test_a_pack_lives_as_long_as_one_of_its_files(snapshots: Snapshots, blobs: F
 
 
 def test_a_corrupt_pack_names_the_blob(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """FAULTS 11: other bytes in a pack are found, and what is right in it is not written in its place."""
+    """FAULTS 11: a restore finds altered bytes in a pack, and the error names the pack."""
     marker = snapshots.commit({f"{n}.sst": noise(30_000, n) for n in range(3)})
     [pack] = [name for name in snapshots.names() if "/packs/" in name]
     blobs.altered[pack] = lambda data: bytes([data[0] ^ 1]) + data[1:]
@@ -123,7 +123,7 @@ def test_a_corrupt_pack_names_the_blob(snapshots: Snapshots, blobs: FaultyBlobSt
 
 
 def test_an_index_holds_a_bounded_number_of_inline_bytes(snapshots: Snapshots) -> None:
-    """Invariant 13: beyond a megabyte of small files the rest becomes blobs, also over several commits."""
+    """Invariant 13: small files beyond one megabyte become blobs, even over several commits."""
     tree = {f"f{n:03}": bytes([n]) * 16_000 for n in range(100)}
     first = snapshots.commit(tree)
     more = {**tree, **{f"g{n:03}": bytes([n]) * 15_999 for n in range(100)}}
@@ -135,7 +135,7 @@ def test_an_index_holds_a_bounded_number_of_inline_bytes(snapshots: Snapshots) -
 
 
 def test_later_uploads_are_incremental(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """A5, A7, A8: each later commit uploads what is new against the acknowledged index, after a start as well."""
+    """A5, A7, A8: each later commit uploads only what the acknowledged index lacks, even after a restart."""
     base = snapshots.commit(TREE)
     tree = dict(TREE)
     for number in range(3, 7):
@@ -154,7 +154,7 @@ def test_later_uploads_are_incremental(snapshots: Snapshots, blobs: FaultyBlobSt
 
 
 def test_same_name_and_size_but_other_content_is_uploaded(snapshots: Snapshots) -> None:
-    """Invariant 5, FAULTS 14: a file is the same only by its content; a renamed one is not uploaded again."""
+    """Invariant 5, FAULTS 14: only content decides whether a file is the same. A renamed file is not uploaded again."""
     base = snapshots.commit({"000009.sst": big(1), "000010.sst": big(2)})
     tree = {"000009.sst": big(3), "000011.sst": big(2)}
     prepared = snapshots.prepare(tree, base)
@@ -164,7 +164,7 @@ def test_same_name_and_size_but_other_content_is_uploaded(snapshots: Snapshots) 
 
 
 def test_equal_files_are_uploaded_once(snapshots: Snapshots) -> None:
-    """Files of one content share blobs, within a snapshot and between directories of it."""
+    """Files with the same content share blobs, within a directory and between directories."""
     tree = {"a.sst": big(1), "b.sst": big(1), "sub/c.sst": big(1)}
     prepared = snapshots.prepare(tree)
     assert len(prepared.added_blobs) == 2
@@ -173,7 +173,7 @@ def test_equal_files_are_uploaded_once(snapshots: Snapshots) -> None:
 
 
 def test_directories_of_every_kind(snapshots: Snapshots) -> None:
-    """A26: sub-directories, nested, empty ones, empty files, and the same file name in several of them."""
+    """A26: nested and empty directories, empty files and equal file names in several directories all come back."""
     tree = {
         "x.sst": big(1), "a/x.sst": big(2), "a/b/c/x.sst": big(3), "a/empty/": b"", "void/deep/er/": b"",
         "nothing": b"", "a/nothing": b"", "index": big(4), "a_x.sst": big(5), ".hidden": big(6), "späß €.sst": big(7),
@@ -187,7 +187,7 @@ def test_directories_of_every_kind(snapshots: Snapshots) -> None:
 
 
 def test_modes_come_back(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A restore sets what the owner of a file may do, and gives others nothing; it links no file of another mode."""
+    """A restore sets the owner's permissions and gives others none. It does not reuse a file with another mode."""
     tree = {"large.sst": big(1), "small": b"inline", "plain": b"plain"}
     modes = {"large.sst": 0o500, "small": 0o444, "plain": 0o666}
 
@@ -227,13 +227,13 @@ def test_an_empty_store(snapshots: Snapshots) -> None:
 
 
 def test_many_files(snapshots: Snapshots) -> None:
-    """FAULTS 32: thousands of files come back."""
+    """FAULTS 32: a snapshot of thousands of files can be restored."""
     tree = {f"{n % 10}/{n:05}": b"%d" % n for n in range(3_000)}
     assert snapshots.restore(snapshots.commit(tree))[0] == tree
 
 
 def test_planted_links_are_not_followed_by_a_backup(snapshots: Snapshots, tmp_path: Path) -> None:
-    """FAULTS 28: a link in the directory is neither entered nor uploaded through."""
+    """FAULTS 28: a backup neither enters nor uploads a link in the directory."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "inner").mkdir()
     directory = committed(tmp_path / "local", {"a.sst": big(1)})
@@ -246,7 +246,7 @@ def test_planted_links_are_not_followed_by_a_backup(snapshots: Snapshots, tmp_pa
 def test_a_file_is_read_before_its_upload_only_where_the_diff_needs_it(
     snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 5, one pass: a size of its own makes a file new for certain; its upload hashes it."""
+    """Invariant 5, one pass: a file with a new size is certainly new, so only its upload hashes it."""
     compared: list[str] = []
     hash_of = snapshots.transfer.hash_of
     monkeypatch.setattr(
@@ -272,7 +272,7 @@ def test_a_file_is_read_before_its_upload_only_where_the_diff_needs_it(
 
 
 def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_path: Path) -> None:
-    """Invariant 2: also what goes inside the index is checked against the committed hash."""
+    """Invariant 2: the backend also checks files inside the index against the committed hash."""
     directory = committed(tmp_path / "local", {"CURRENT": b"MANIFEST-1"})
     (directory.path / "CURRENT").write_bytes(b"MANIFEST-2")
     with pytest.raises(CorruptError):
@@ -283,7 +283,8 @@ def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_pa
 def test_an_unreadable_base_means_a_full_upload(
     snapshots: Snapshots, blobs: FaultyBlobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FAULTS 12 and 13: when the acknowledged index is gone or corrupt, all is uploaded anew, and said so."""
+    """FAULTS 12 and 13: if the acknowledged index is missing or corrupt, the backend logs it and uploads everything
+    again."""
     for spoil in (blobs.delete, lambda name: blobs.altered.update({name: lambda data: data[:-1]})):
         base = snapshots.commit(TREE)
         of_base = snapshots.referenced(base)
@@ -299,7 +300,7 @@ def test_an_unreadable_base_means_a_full_upload(
 
 
 def test_an_unreachable_base_fails_the_commit(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """FAULTS 8: a store that does not answer is no reason to upload everything."""
+    """FAULTS 8: a blob store that does not answer is no reason to upload everything."""
     base = snapshots.commit(TREE)
     snapshots.reopen()
     blobs.faults["get"] = [UnavailableError("503")]
@@ -309,7 +310,7 @@ def test_an_unreachable_base_fails_the_commit(snapshots: Snapshots, blobs: Fault
 
 
 def test_a_marker_of_another_backend_is_no_base(snapshots: Snapshots) -> None:
-    """A chain begins anew where the predecessor has no snapshot."""
+    """The chain starts again when the predecessor has no snapshot."""
     for base in (ChangelogMarker("t", "id", 0, 5), OpaqueMarker(b"x")):
         prepared = snapshots.prepare(TREE, base)
         assert isinstance(prepared.marker, BlobMarker)
@@ -318,7 +319,7 @@ def test_a_marker_of_another_backend_is_no_base(snapshots: Snapshots) -> None:
 
 
 def test_a_failed_commit_is_no_base(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Invariant 4, FAULTS 6: what a failed commit uploaded is not taken as there by the next one."""
+    """Invariant 4, FAULTS 6: the next commit does not rely on blobs that a failed commit uploaded."""
     base = snapshots.commit(TREE)
     changed = {**TREE, "000003.sst": big(3), "000004.sst": big(4)}
     blobs.faults["put"] = [None, UnavailableError("503")]
@@ -331,7 +332,7 @@ def test_a_failed_commit_is_no_base(snapshots: Snapshots, blobs: FaultyBlobStore
 
 
 def test_the_index_is_put_after_all_files(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """A33: the index is the last PUT; when a file fails there is none."""
+    """A33: the index is the last PUT. If a file's PUT fails, no index is written."""
     snapshots.prepare(TREE)
     puts = [name for method, name in blobs.calls if method == "put"]
     assert puts[-1].endswith("/index")
@@ -342,7 +343,7 @@ def test_the_index_is_put_after_all_files(snapshots: Snapshots, blobs: FaultyBlo
 
 
 def test_unchanged_stores_keep_their_index(snapshots: Snapshots) -> None:
-    """An unchanged store's marker is carried; what its commit added can be told again."""
+    """A commit carries the marker of an unchanged store. Its added blobs can still be listed after a restart."""
     prepared = snapshots.prepare(TREE)
     assert isinstance(prepared.marker, BlobMarker)
     assert snapshots.backup.carry(IDENTITY, prepared.marker) == prepared.marker
@@ -352,7 +353,7 @@ def test_unchanged_stores_keep_their_index(snapshots: Snapshots) -> None:
 
 
 def test_added_blobs_of_a_later_commit_are_its_own(snapshots: Snapshots) -> None:
-    """A9: REMOVE_TTL at an open covers the index and the files that its own commit added, no others."""
+    """A9: when a task opens, REMOVE_TTL covers only the index and the files that the last commit added."""
     base = snapshots.commit(TREE)
     prepared = snapshots.prepare({**TREE, "000003.sst": big(3)}, base)
     snapshots.reopen()
@@ -362,7 +363,7 @@ def test_added_blobs_of_a_later_commit_are_its_own(snapshots: Snapshots) -> None
 
 
 def test_phases_of_a_commit(snapshots: Snapshots) -> None:
-    """Each step is announced before it is taken, with task and store."""
+    """The backend announces each step before it takes it, with task and store."""
     seen: list[tuple[Phase, str]] = []
     with observed(lambda phase, subject: seen.append((phase, subject))):
         first = snapshots.commit(TREE)
@@ -378,7 +379,7 @@ def test_phases_of_a_commit(snapshots: Snapshots) -> None:
 
 
 def chain(snapshots: Snapshots, length: int) -> list[BlobMarker]:
-    """Commits that each replace one file and keep another."""
+    """Make commits that each replace one file and keep another."""
     markers: list[BlobMarker] = []
     for number in range(length):
         tree = {"keep.sst": big(0), f"{number}.sst": big(number + 1), "sub/x.sst": big(100 + number // 2)}
@@ -387,7 +388,7 @@ def chain(snapshots: Snapshots, length: int) -> list[BlobMarker]:
 
 
 def test_clean_up_leaves_what_is_retained(snapshots: Snapshots) -> None:
-    """Invariant 3, A10, A11: after each clean-up exactly what the retained checkpoints reference is there."""
+    """Invariant 3, A10, A11: after each clean-up, exactly the blobs that retained checkpoints reference are left."""
     markers = chain(snapshots, 6)
     for number in range(1, 6):
         snapshots.clean_up([markers[number - 1]], [markers[number]])
@@ -398,14 +399,14 @@ def test_clean_up_leaves_what_is_retained(snapshots: Snapshots) -> None:
 
 
 def test_clean_up_with_several_retained(snapshots: Snapshots) -> None:
-    """A10: an index that a retained checkpoint needs stays, whatever is evicted."""
+    """A10: an index that a retained checkpoint needs stays, even if older and newer ones are evicted."""
     markers = chain(snapshots, 4)
     snapshots.clean_up([markers[0], markers[2]], [markers[3], markers[2], markers[1]])
     assert snapshots.names() == snapshots.referenced(*markers[1:])
 
 
 def test_clean_up_is_idempotent(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Invariant 12, A14: twice, and by two owners, with the same result."""
+    """Invariant 12, A14: a second clean-up, by the same owner or another one, has the same result."""
     markers = chain(snapshots, 3)
     for _ in range(2):
         snapshots.clean_up(markers[:2], markers[2:])
@@ -419,7 +420,7 @@ def test_clean_up_is_idempotent(snapshots: Snapshots, blobs: FaultyBlobStore) ->
 def test_a_clean_up_that_a_crash_left_half_done_is_finished(
     snapshots: Snapshots, blobs: FaultyBlobStore, survivors: int
 ) -> None:
-    """A13, FAULTS 5: wherever the owner died, the next open finishes, knowing only what is retained."""
+    """A13, FAULTS 5: wherever the owner died, the next open finishes the clean-up from the retained checkpoints."""
     markers = chain(snapshots, 4)
 
     class Killed(Exception):
@@ -436,7 +437,7 @@ def test_a_clean_up_that_a_crash_left_half_done_is_finished(
 
 
 def test_an_older_owner_deletes_nothing_that_lives(snapshots: Snapshots) -> None:
-    """Invariant 7, FAULTS 23: a late clean-up by the older owner spares what the newer owner's commits reference."""
+    """Invariant 7, FAULTS 23: a late clean-up by an older owner keeps what the newer owner's commits reference."""
     markers = chain(snapshots, 4)
     snapshots.clean_up([markers[0]], [markers[1]])
     for marker in markers[1:]:
@@ -445,28 +446,28 @@ def test_an_older_owner_deletes_nothing_that_lives(snapshots: Snapshots) -> None
 
 
 def test_a_removed_store_is_deleted_whole(snapshots: Snapshots) -> None:
-    """A3, A12: with nothing retained, all that the evicted checkpoints reference goes."""
+    """A3, A12: if no checkpoint is retained, a clean-up deletes everything that the evicted ones reference."""
     markers = chain(snapshots, 3)
     snapshots.clean_up(markers, [])
     assert snapshots.names() == set()
 
 
 def test_nothing_is_deleted_when_a_retained_index_cannot_be_read(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Invariant 3: what is live must be known before anything is deleted."""
+    """Invariant 3: a clean-up deletes nothing until it knows what the retained checkpoints reference."""
     markers = chain(snapshots, 3)
     snapshots.reopen()
     blobs.altered[index_of(markers[1]).blob_id] = lambda data: data[:-1]
     before = snapshots.names()
     snapshots.clean_up([markers[0]], [markers[2], markers[1]])
     assert snapshots.names() == before
-    # the owner is told of the newest one: it is made again
+    # if the newest index is corrupt, the clean-up raises, so that the owner makes a new snapshot
     with pytest.raises(CorruptBlob):
         snapshots.clean_up([markers[0]], [markers[1]])
     assert snapshots.names() == before
 
 
 def test_an_unreachable_store_fails_the_clean_up(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """A36: the error surfaces, and the next clean-up does the rest."""
+    """A36: the clean-up raises the error, and the next one finishes the work."""
     markers = chain(snapshots, 3)
     blobs.faults["delete"] = [UnavailableError("503")]
     with pytest.raises(UnavailableError):
@@ -477,7 +478,7 @@ def test_an_unreachable_store_fails_the_clean_up(snapshots: Snapshots, blobs: Fa
 
 
 def test_clean_up_stays_below_its_own_prefix(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
-    """Invariant 3: blobs that another task owns are referenced perhaps, and never deleted."""
+    """Invariant 3: a clean-up never deletes another task's blobs, even if its own index references them."""
     marker = snapshots.commit({"own.sst": big(1)})
     foreign = snapshots.transfer.put("orders/1/Partition_7/totals/x/f.0", big(2))
     index = snapshots.index(marker)
@@ -494,7 +495,7 @@ def test_clean_up_stays_below_its_own_prefix(snapshots: Snapshots, blobs: Faulty
 
 
 def test_restore_with_local_files(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A22, invariant 10: identical, different, absent, and identical but one file: reused by content alone."""
+    """A22, invariant 10: a restore reuses local files by content alone, even if they have other names."""
     marker = snapshots.commit(TREE)
     fetched_all = sum(len(data) for name, data in TREE.items() if name.endswith(".sst"))
     cases = {
@@ -514,7 +515,7 @@ def test_restore_with_local_files(snapshots: Snapshots, tmp_path: Path) -> None:
 
 
 def test_files_of_several_local_directories(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A22: each file may come from another directory."""
+    """A22: each file may come from a different directory."""
     marker = snapshots.commit(TREE)
     caches = [committed(tmp_path / f"c{n}", {name: TREE[name]}) for n, name in enumerate(TREE)]
     found, restored = snapshots.restore(marker, caches)
@@ -523,7 +524,7 @@ def test_files_of_several_local_directories(snapshots: Snapshots, tmp_path: Path
 
 @pytest.mark.parametrize("how", ["gone", "truncated", "link", "directory gone"])
 def test_a_cache_that_vanishes_or_lies_is_fetched_instead(snapshots: Snapshots, tmp_path: Path, how: str) -> None:
-    """Invariant 10: a local directory may change or vanish at any time; the restore is right nevertheless."""
+    """Invariant 10: a local directory may change or vanish at any time, and the restore is still correct."""
     marker = snapshots.commit(TREE)
     local = committed(tmp_path / "cache", TREE)
     victim = local.path / "000001.sst"
@@ -542,7 +543,7 @@ def test_a_cache_that_vanishes_or_lies_is_fetched_instead(snapshots: Snapshots, 
 
 
 def test_an_existing_staging_directory_is_refused(snapshots: Snapshots, tmp_path: Path) -> None:
-    """A25, FAULTS 28: never merged into what is there, and never through a planted link."""
+    """A25, FAULTS 28: a restore never merges into existing files and never follows a planted link."""
     marker = snapshots.commit(TREE)
     (tmp_path / "outside").mkdir()
     for number, plant in enumerate((Path.mkdir, lambda p: p.symlink_to(tmp_path / "outside"), Path.touch)):
@@ -554,7 +555,7 @@ def test_an_existing_staging_directory_is_refused(snapshots: Snapshots, tmp_path
 
 
 def request(snapshots: Snapshots, marker: BlobMarker, staging: Path) -> RestoreRequest:
-    """A restore request into a given directory."""
+    """Return a request to restore into a given directory."""
     return RestoreRequest(snapshots.identity, marker, staging, (), no_progress)
 
 
@@ -568,7 +569,7 @@ def test_a_spoilt_blob_is_named(
     snapshots: Snapshots, blobs: FaultyBlobStore, which: str, spoil: Callable[[bytes], bytes] | None,
     expected: type[StatemgrError],
 ) -> None:  # fmt: skip
-    """A28, FAULTS 11 to 13: a missing, short, long or altered blob at any place is a typed error with its name."""
+    """A28, FAULTS 11 to 13: a missing, short, long or altered blob raises a typed error that names the blob."""
     marker = snapshots.commit({**TREE, "a/b/c/deep.sst": big(5, 350_000)})
     [deep] = [name for name in snapshots.names() if "deep" in name and name.endswith(".2")]
     name = deep if which == "file" else index_of(marker).blob_id
@@ -583,20 +584,20 @@ def test_a_spoilt_blob_is_named(
 
 
 def hostile_index(snapshots: Snapshots, change: Callable[[SnapshotIndex], SnapshotIndex]) -> BlobMarker:
-    """An index blob that someone altered, its hash in the marker right."""
+    """Store an altered index blob and return a marker with its correct hash."""
     marker = snapshots.commit(TREE)
     data = encode_index(change(snapshots.index(marker)))
     return marker_of(snapshots.transfer.put(f"{index_of(marker).blob_id}-altered", data))
 
 
 def with_file(index: SnapshotIndex, file: FileIndex) -> SnapshotIndex:
-    """The index with one more file."""
+    """Return the index with one more file."""
     return replace(index, root=replace(index.root, files=(*index.root.files, file)))
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", ".", "", "x\0y", "CURRENT", "x" * 256])
 def test_a_hostile_index_is_refused_before_any_io(snapshots: Snapshots, tmp_path: Path, name: str) -> None:
-    """Invariant 15, FAULTS 27: hostile names in an index are refused, and nothing local is made."""
+    """Invariant 15, FAULTS 27: a restore refuses hostile names in an index and creates no local files."""
     file = FileIndex(name, 1, b"\0" * 16, inline=b"x")
     marker = hostile_index(snapshots, lambda index: with_file(index, file))
     snapshots.reopen()
@@ -610,7 +611,7 @@ def test_a_hostile_index_is_refused_before_any_io(snapshots: Snapshots, tmp_path
     [{"job_name": "other"}, {"job_id": "2"}, {"task": "Partition 1"}, {"store": "others"}],
 )
 def test_a_foreign_index_is_refused(snapshots: Snapshots, change: dict[str, str]) -> None:
-    """FAULTS 29: an index of another job, task or store is refused, also when it has been read before."""
+    """FAULTS 29: a restore refuses the index of another job, task or store, even if it has read the index before."""
     marker = hostile_index(snapshots, lambda index: replace(index, **change))  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(CorruptBlob, match="belongs to"):
@@ -618,7 +619,7 @@ def test_a_foreign_index_is_refused(snapshots: Snapshots, change: dict[str, str]
 
 
 def test_an_index_asked_for_by_another_store_is_refused(snapshots: Snapshots) -> None:
-    """FAULTS 29: an index that one store has read and remembered does not serve another one."""
+    """FAULTS 29: an index that one store has read and cached cannot be used for another store."""
     marker = snapshots.commit(TREE)
     snapshots.identity = StoreIdentity("orders", "1", "Partition 0", "other")
     with pytest.raises(CorruptBlob, match="belongs to"):
@@ -627,14 +628,14 @@ def test_an_index_asked_for_by_another_store_is_refused(snapshots: Snapshots) ->
 
 @pytest.mark.parametrize("name", ["../secret", "elsewhere/1/x/index", "orders/1/../../x"])
 def test_a_marker_that_leads_elsewhere_is_refused(snapshots: Snapshots, name: str) -> None:
-    """Invariant 15: a marker may only name blobs of its own job."""
+    """Invariant 15: a marker may name only blobs of its own job."""
     marker = snapshots.commit(TREE)
     with pytest.raises(CorruptBlob, match="not one of this job"):
         snapshots.restore(marker_of(replace(index_of(marker), blob_id=name)))
 
 
 def test_inline_content_is_verified(snapshots: Snapshots) -> None:
-    """A28: content inside the index has a hash as well."""
+    """A28: content inside the index has a hash too."""
     file = FileIndex("zzz", 4, b"\0" * 16, inline=b"data")
     marker = hostile_index(snapshots, lambda index: with_file(index, file))
     with pytest.raises(CorruptBlob, match="zzz"):
@@ -645,7 +646,7 @@ def test_inline_content_is_verified(snapshots: Snapshots) -> None:
 def test_a_marker_of_another_kind_names_no_snapshot(
     snapshots: Snapshots, marker: ChangelogMarker | OpaqueMarker
 ) -> None:
-    """A15: a checkpoint with changelog offsets only cannot be restored from blobs; the error says so."""
+    """A15: a checkpoint with only changelog offsets cannot be restored from blobs, and the error says so."""
     with pytest.raises(MissingState, match="names neither a snapshot"):
         snapshots.restore(marker)
 
@@ -653,7 +654,7 @@ def test_a_marker_of_another_kind_names_no_snapshot(
 def test_a_full_disk_is_found_before_fetching(
     snapshots: Snapshots, blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAULTS 24: a restore that cannot fit is refused before it fills the disk."""
+    """FAULTS 24: a restore that does not fit is refused before it fetches anything."""
     marker = snapshots.commit(TREE)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
     with pytest.raises(DiskFull):
@@ -671,7 +672,7 @@ def test_a_restored_directory_is_the_base_of_the_next_commit(snapshots: Snapshot
 
 
 def test_the_file_store_keeps_it_all_the_same(tmp_path: Path) -> None:
-    """A40: the whole round on a directory of blobs: commits, clean-up, restore, nothing left over."""
+    """A40: commits, clean-up and restore work the same on a directory of blobs, and leave no temporary files."""
     blobs = FileBlobStore(tmp_path / "blobs", ManualClock())
     snapshots = Snapshots(tmp_path / "work", blobs, ManualClock(), part_size=10_000)
     markers = chain(snapshots, 3)

@@ -1,4 +1,4 @@
-"""A directory of blobs: what is durable when a call returns, and writes that meet deletes."""
+"""A directory of blobs: what is durable when a call returns, and writes that run at the same time as deletes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statemgr.ports import BlobInfo
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories that were synced since the test looked."""
+    """The directories that were synced since the test last cleared the list."""
     found: list[Path] = []
     fsync = os.fsync
 
@@ -33,7 +33,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to name a descriptor")
 def test_what_another_has_done_is_synced_too(tmp_path: Path, synced: list[Path]) -> None:
-    """Invariant 1: a writer may have died between its act and its sync; who relies on the act syncs it himself."""
+    """Invariant 1: a writer may die between its change and its sync, so a caller that relies on the change syncs it
+    too."""
     store = FileBlobStore(tmp_path, SystemClock())
     store.put("a/b/blob", b"x", ttl_days=1)
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
@@ -58,7 +59,7 @@ def test_what_another_has_done_is_synced_too(tmp_path: Path, synced: list[Path])
 
 @pytest.fixture
 def removals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many of the next new directories a delete removes before the writer can open them."""
+    """How many of the next new directories are deleted before the writer can open them."""
     left = [0]
     mkdir = os.mkdir
 
@@ -74,7 +75,7 @@ def removals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("call", ["put", "copy"])
 def test_a_write_whose_new_directory_is_removed_begins_again(tmp_path: Path, removals: list[int], call: str) -> None:
-    """Invariant 6: a delete removes a directory that is empty for a moment, and the write that made it succeeds."""
+    """Invariant 6: a write succeeds even if a delete removes its new, still empty directory."""
     store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
     source.put("blob", b"x", ttl_days=1)
 
@@ -96,7 +97,7 @@ def test_a_write_whose_new_directory_is_removed_begins_again(tmp_path: Path, rem
 
 
 def test_a_copy_of_a_blob_that_is_gone_is_refused(tmp_path: Path) -> None:
-    """The error names the blob that is missing, and nothing is left in the target."""
+    """The error names the missing blob, and the target stays empty."""
     store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
     source.put("blob", b"x", ttl_days=1)
     with pytest.raises(MissingBlob) as error:

@@ -1,4 +1,4 @@
-"""chain: what of a segment chain is refused before anything is done with it, and what a restore needs of it."""
+"""chain: which segment chains are refused before statemgr uses them, and which segments a restore needs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CHAIN = sample.CHAIN.lying_in("orders/1/Partition_0/_segments/1700-ef")
 
 
 def validate(chain: SegmentChain, **owner: str) -> None:
-    """Validate as of the sample's owner."""
+    """Validate a chain as one of the sample's owner."""
     known = {"job_name": "orders", "job_id": "1", "task": sample.TASK, "store": "totals"}
     validate_chain(chain, "j/1/o", **{**known, **owner})
 
 
 def with_segments(*ranges: tuple[int, int], start: int = 10) -> SegmentChain:
-    """The sample with other segments, on a snapshot that covers ``start``."""
+    """Return the sample with other segments, on a snapshot that covers ``start``."""
     segments = tuple(ChainSegment(first, end, inline=b"") for first, end in ranges)
     snapshot = ChainSnapshot(sample.INDEX_BLOB, "s", start)
     return replace(CHAIN, segments=segments, snapshot=snapshot)
@@ -36,7 +36,7 @@ def test_a_chain_is_what_it_should_be() -> None:
 
 @pytest.mark.parametrize("owner", [{"job_name": "x"}, {"job_id": "2"}, {"task": "Partition 1"}, {"store": "seen"}])
 def test_a_chain_of_another_owner_is_refused(owner: dict[str, str]) -> None:
-    """FAULT 29: a chain of another job, task or store is never applied."""
+    """FAULT 29: a chain of another job, task or store is refused."""
     with pytest.raises(CorruptBlob, match="belongs to"):
         validate(CHAIN, **owner)
 
@@ -55,14 +55,14 @@ def test_a_chain_of_another_owner_is_refused(owner: dict[str, str]) -> None:
     ],
 )
 def test_a_chain_with_a_gap_is_refused(chain: SegmentChain) -> None:
-    """B9: changes that are missing, twice or out of order are an error, never a shorter history."""
+    """B9: missing, repeated or misordered changes are an error, and never a shorter history."""
     with pytest.raises(CorruptBlob, match="refused"):
         validate(chain)
 
 
 @pytest.mark.parametrize("ranges", [[], [(0, 10)], [(5, 11)], [(10, 11), (11, 30)]])
 def test_chains_without_gaps_are_accepted(ranges: list[tuple[int, int]]) -> None:
-    """No segments, segments that the snapshot covers as a whole or in part, and those that follow it."""
+    """A chain may have no segments, and its snapshot may cover segments completely or in part."""
     validate(with_segments(*ranges))
 
 
@@ -78,13 +78,13 @@ def test_chains_without_gaps_are_accepted(ranges: list[tuple[int, int]]) -> None
     ],
 )
 def test_a_hostile_chain_is_refused(chain: SegmentChain) -> None:
-    """FAULT 27: names that lead elsewhere are refused before any I/O."""
+    """FAULT 27: names that lead elsewhere are refused."""
     with pytest.raises(CorruptBlob, match="refused"):
         validate(chain)
 
 
 def test_a_segment_that_straddles_stays_whole() -> None:
-    """C1: truncating before a number takes away what ends there, not what goes beyond it."""
+    """C1: truncating before a number removes segments that end there, and keeps those that go beyond it."""
     segments = with_segments((0, 5), (5, 10), (10, 12)).segments
     assert truncated(segments, 0) == segments
     assert truncated(segments, 5) == segments[1:]

@@ -1,4 +1,4 @@
-"""chain_positions: a local directory is taken for a point of exactly the chains that go through its state."""
+"""chain_positions: a local directory counts as a point of exactly those chains that go through its state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ OLDER = replace(CHAIN, state_id="older", segments=SEGMENTS[:2])
 
 @pytest.fixture
 def positions(tmp_path: Path) -> ChainPositions:
-    """Of a store whose directory is there."""
+    """The positions of a store with a directory."""
     positions = ChainPositions(open_services(config_of(tmp_path)), IDENTITY)
     positions._path.parent.mkdir(parents=True)
     return positions
 
 
 def test_a_noted_state_fits_the_chains_that_go_through_it(positions: ChainPositions) -> None:
-    """It fits its own chain and longer ones, wherever their segments are stored; a later note replaces nothing else."""
+    """A state fits its own chain and longer ones, wherever their segments are stored. A later note keeps earlier
+    states."""
     positions.note(OLDER)
     positions.note(CHAIN)
     assert set(positions.fitting(CHAIN)) == {"older", "id"}
@@ -47,13 +48,13 @@ def test_a_noted_state_fits_the_chains_that_go_through_it(positions: ChainPositi
     ids=["another snapshot", "older", "other content", "other numbers"],
 )
 def test_another_history(positions: ChainPositions, chain: SegmentChain) -> None:
-    """After a rollback, or of an attempt that nobody published: the numbers may be the same, the state is not."""
+    """After a rollback or an unpublished attempt, the numbers may be the same but the state is not."""
     positions.note(OLDER)
     assert positions.fitting(chain) == {}
 
 
 def test_what_is_compacted(positions: ChainPositions) -> None:
-    """It is said of a known state, until it is taken back or the state is noted again."""
+    """A known state can be marked as compacted, and this mark can be removed."""
     positions.note(OLDER)
     positions.mark_compacted("unknown", compacted=True)
     assert not positions.compacted()
@@ -65,7 +66,7 @@ def test_what_is_compacted(positions: ChainPositions) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "fifo", "link", "huge", "gone"])
 def test_a_file_that_is_no_use(positions: ChainPositions, tmp_path: Path, damage: str) -> None:
-    """Nothing is known then, and nothing is waited for or followed; the next note begins again."""
+    """A damaged or missing file gives no positions. The next note replaces it, and never follows a link."""
     positions.note(OLDER)
     path, data = positions._path, positions._path.read_bytes()
     path.unlink()

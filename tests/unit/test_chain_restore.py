@@ -1,4 +1,4 @@
-"""chain_restore: a damaged blob of segments, wherever it is damaged, restores nothing. No broker."""
+"""chain_restore: a blob of segments with damage anywhere is not restored. Needs no broker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from statemgr.wiring import open_services
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
 
-#: A value with which a segment is too large to be inline.
+#: A value that makes a segment too large to be inline.
 BIG = random.Random(0).randbytes(2500)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_a_blob_of_segments_that_is_damaged_anywhere_is_refused(tmp_path: Path, damage: str) -> None:
-    """B9, FAULT 12: cut or altered at any place, in the segment or in the chain: an error with the blob's name."""
+    """B9, FAULT 12: a cut or a changed byte anywhere in the segment or the chain is an error that names the blob."""
     config = config_of(tmp_path, blob__store__retry__policy__max__retries=0)
     services = open_services(config)
     task = SegmentTask(services, 0)

@@ -1,4 +1,4 @@
-"""Where a replay of a changelog can start: only at a state that is certainly of the same topic, and young enough."""
+"""Where the replay of a changelog can start: only at a recent state that is certainly of the same topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKER = ChangelogMarker("totals", "id", 3, 100)
 def _start(
     older: dict[str, Marker], age_s: float = 0.0, settings: dict[str, str] = _SETTINGS, now: Moment = _NOW
 ) -> int | None:
-    """The offset that a replay to the marker starts at, with a local directory of every state; None: all of it."""
+    """Return the offset where a replay to the marker starts, given a local directory of every state. None means all."""
     as_of = Moment(_NOW.boot, _NOW.monotonic_s - age_s, _NOW.wall_ms - int(age_s * 1000))
     local = [CommittedDirectory(state, Path(state), {}, as_of) for state in ("a", "b", "c")]
     base = newest_base(_MARKER, local, older, settings, now)
@@ -33,14 +33,14 @@ def _at(offset: int) -> Marker:
 
 
 def test_the_shortest_replay_is_taken() -> None:
-    """Of all local directories the one with the highest offset, up to the marker's own."""
+    """The replay starts at the local directory with the highest offset that is not above the marker's."""
     assert _start({"a": _at(10), "b": _at(90), "c": _at(50)}) == 90
     assert _start({"a": _at(100)}) == 100
     assert _start({"elsewhere": _at(90)}) is None
 
 
 def test_deletes_must_still_be_there() -> None:
-    """An older state counts until a delete after it may be compacted away, with a margin."""
+    """A state is too old once compaction may have removed a delete that came after it, with a margin."""
     assert _start({"a": _at(10)}, _HOUR_S - 61) == 10
     assert _start({"a": _at(10)}, _HOUR_S - 59) is None
     assert _start({"a": _at(10)}, settings={"delete.retention.ms": "0"}) is None
@@ -58,7 +58,7 @@ def test_deletes_must_still_be_there() -> None:
     ],
 )
 def test_clocks_that_contradict_each_other_are_no_shortcut(now: Moment) -> None:
-    """FAULT 54: a wall clock that was set, a machine that was suspended or started again: all of it is replayed."""
+    """FAULT 54: after a change of the wall clock, a suspend or a reboot, the changelog is replayed from the start."""
     assert _start({"a": _at(10)}, now=now) is None
     local = [CommittedDirectory("a", Path("a"), {})]
     assert newest_base(_MARKER, local, {"a": _at(10)}, _SETTINGS, _NOW) is None, "nobody knows how old it is"
@@ -76,12 +76,12 @@ _OTHERS: dict[str, Marker] = {
 
 @pytest.mark.parametrize("kind", sorted(_OTHERS))
 def test_a_state_of_another_changelog_is_not_continued(kind: str) -> None:
-    """Offsets mean something only within one topic."""
+    """Offsets are meaningful only within one topic."""
     assert _start({"a": _OTHERS[kind]}) is None
 
 
 def test_without_a_topic_id_nothing_is_known() -> None:
-    """A version 1 marker could be of a topic that was created again since."""
+    """A version 1 marker may refer to a topic that has been deleted and created again."""
     old = replace(_MARKER, topic_id=None)
     local = [CommittedDirectory("a", Path("a"), {}, _NOW)]
     assert newest_base(old, local, {"a": replace(old, offset=10)}, _SETTINGS, _NOW) is None

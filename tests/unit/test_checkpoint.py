@@ -1,4 +1,4 @@
-"""checkpoint: the record, what it retains, and older software's version of it."""
+"""checkpoint: the record, which checkpoints it retains, and how it merges with records of older software."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests import model_samples as sample
 
 
 def version_one(millis: int, offset: int) -> CheckpointRecord:
-    """What older software wrote: changelog offsets only, no layout."""
+    """Return a record as older software wrote it: only changelog offsets, without a layout."""
     checkpoint = Checkpoint(
         checkpoint_id=CheckpointId(millis, 0),
         sequence=0,
@@ -25,19 +25,19 @@ def version_one(millis: int, offset: int) -> CheckpointRecord:
 
 
 def test_marker_is_found_by_factory_and_store() -> None:
-    """A marker is there for its factory and store, and None for a store or backend without one."""
+    """A marker is found by factory and store. It is None for a store or backend without one."""
     assert sample.CHECKPOINT.marker("kafka-changelog", "totals") is not None
     assert sample.CHECKPOINT.marker("kafka-changelog", "seen") is None
     assert sample.CHECKPOINT.marker("another", "totals") is None
 
 
 def test_without_any_record_there_is_none() -> None:
-    """A job's first start: no record of any version."""
+    """On its first start a job has no record of any version."""
     assert with_version_one(None, None) is None
 
 
 def test_only_one_version_is_taken_as_it_is() -> None:
-    """With one version alone on the topic there is nothing to choose."""
+    """If the topic has only one version of the record, that one is used unchanged."""
     newest = replace(sample.RECORD, offset=5)
     assert with_version_one(newest, None) == newest
     alone = with_version_one(None, version_one(1, 6))
@@ -47,7 +47,7 @@ def test_only_one_version_is_taken_as_it_is() -> None:
 
 
 def test_version_one_of_the_same_commit_changes_nothing() -> None:
-    """Both versions are written in one transaction with one ID: the richer one is taken, at either order."""
+    """One transaction writes both versions with one ID. The newer version counts, whichever comes first."""
     newest = replace(sample.RECORD, offset=5)
     same = version_one(0, 6)
     same = replace(same, checkpoints=(replace(same.current, checkpoint_id=newest.current.checkpoint_id),))
@@ -56,13 +56,13 @@ def test_version_one_of_the_same_commit_changes_nothing() -> None:
 
 
 def test_older_version_one_changes_nothing() -> None:
-    """A version 1 record below the newest one is history."""
+    """A version 1 record at a lower offset than the newest one is history."""
     newest = replace(sample.RECORD, offset=5)
     assert with_version_one(newest, version_one(1, 4)) == newest
 
 
 def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
-    """Older software ran meanwhile: its offsets count, no blob marker survives, the layout and epoch stay."""
+    """If older software ran in between, its offsets count. Blob markers are dropped; layout and epoch stay."""
     newest = replace(sample.RECORD, offset=5)
     merged = with_version_one(newest, version_one(1_800_000_000_000, 6))
     assert merged is not None
@@ -77,7 +77,8 @@ def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
 
 
 def test_kept_checkpoints_outlive_the_retention() -> None:
-    """The list of the newest checkpoint says which: in their place, and beyond the number that is retained."""
+    """The newest checkpoint lists the checkpoints to keep. They stay in their place, beyond the number that is
+    retained."""
     record = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, kept=()),))
     kept = (str(sample.CHECKPOINT.checkpoint_id),)
     for number in range(1, 5):
@@ -89,7 +90,7 @@ def test_kept_checkpoints_outlive_the_retention() -> None:
 
 
 def test_json_has_the_fields_of_the_record() -> None:
-    """One object for each checkpoint: typed markers, hashes as hexadecimal, attachments by size."""
+    """Each checkpoint is one object, with typed markers, hexadecimal hashes and the sizes of attachments."""
     older = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, offset=9),), offset=9)
     record = older.followed_by(
         replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8, offset=10), 2
@@ -121,7 +122,7 @@ def test_json_has_the_fields_of_the_record() -> None:
 
 
 def test_json_of_an_index_has_every_file_by_path() -> None:
-    """The index for people and machines: flat files with paths, where each one's content is, its directories."""
+    """The JSON of an index lists every file by path, whether it is inline or in parts, and all directories."""
     shown = index_to_json_dict(sample.INDEX)
     assert [(file["path"], file["inline"], len(file["parts"])) for file in shown["files"]] == [
         ("000012.sst", False, 1),

@@ -1,4 +1,4 @@
-"""The command line without servers: commands, exit statuses, what is printed where."""
+"""The command line without servers: commands, exit statuses and output."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_help_lists_every_command_without_loading_them(run: Run) -> None:
-    """`--help` is quick: it has a line for each command."""
+    """`--help` has a line for each command."""
     result = run("--help")
     assert result.exit_code == 0
     for name in ("checkpoints", "config", "demo", "dev", "doctor", "init", "restore", "snapshots", "store", "topics"):
@@ -61,7 +61,7 @@ def test_help_lists_every_command_without_loading_them(run: Run) -> None:
 
 
 def test_every_command_has_help(run: Run) -> None:
-    """Each command that is part of statemgr loads, and says what it does and how to get JSON."""
+    """Each command of statemgr loads, has a help text and offers `--json`."""
     for name in ("checkpoints", "config", "doctor", "init", "restore", "snapshots", "store", "topics"):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
@@ -72,12 +72,12 @@ def test_every_command_has_help(run: Run) -> None:
 
 
 def test_version(run: Run) -> None:
-    """`--version` prints the package's."""
+    """`--version` prints the version of the package."""
     assert __version__ in run("--version").output
 
 
 def test_an_unknown_command_names_the_nearest(run: Run) -> None:
-    """Wrong use is exit status 2."""
+    """Wrong use has exit status 2."""
     result = run("chekpoints", "list")
     assert result.exit_code == 2
     assert "'checkpoints'" in result.output
@@ -85,7 +85,7 @@ def test_an_unknown_command_names_the_nearest(run: Run) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_completion_script(shell: str) -> None:
-    """The line of the README prints a script that the shell evaluates."""
+    """`_STATEMGR_COMPLETE` prints a completion script for the shell."""
     script = _completion(f"{shell}_source")
     assert f"_STATEMGR_COMPLETE={shell}_complete" in script
 
@@ -99,7 +99,7 @@ def test_each_shell_gets_a_completion_script(shell: str) -> None:
     ],
 )
 def test_commands_and_options_are_completed(words: str, offered: list[str]) -> None:
-    """Also below a group, through `python -m statemgr`, which runs the same command line."""
+    """Completion also works within a group of commands, and through `python -m statemgr`."""
     found = _completion("bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
     assert found.split() == [f"plain,{one}" for one in offered]
 
@@ -112,13 +112,13 @@ def _completion(instruction: str, **words: str) -> str:
 
 
 def test_without_metadata_the_built_in_commands_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source tree works without installation."""
+    """The built-in commands work in a source tree that is not installed."""
     monkeypatch.setattr(main, "_others", dict)
     assert run("config", "check").exit_code == 0
 
 
 def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line and exit status 2, whatever options it was given."""
+    """The command prints how to install the extra, with exit status 2, whatever its options are."""
     monkeypatch.setitem(main._BUILT_IN, "demo", ("no_such_package.commands:demo", "demo"))
     monkeypatch.setattr(main, "_others", dict)
     result = run("demo", "--input", "x.csv", "file")
@@ -145,7 +145,7 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monke
 def test_an_error_is_one_line_a_hint_and_its_exit_status(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
-    """No traceback, on stderr, with the status of its kind and a link to the section about it."""
+    """The error goes to stderr without a traceback. Its kind decides the exit status and the link to the docs."""
 
     def fail(**_: object) -> None:
         if isinstance(error, errors.StatemgrError):
@@ -163,14 +163,14 @@ def test_an_error_is_one_line_a_hint_and_its_exit_status(
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:
-    """For those who report a fault."""
+    """`--debug` adds the traceback, for fault reports."""
     assert "Traceback" in run("--debug", "config", "check", "--set", "job.tasks=0").stderr
     assert "Traceback" not in run("config", "check", "--set", "job.tasks=0").stderr
 
 
 @pytest.mark.parametrize("in_kafka_client", [False, True])
 def test_ctrl_c_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, in_kafka_client: bool) -> None:
-    """Exit status 130, as shells expect. Code in C that ignores an interrupt turns it into a SystemError."""
+    """The exit status is 130, as shells expect. C code that ignores an interrupt turns it into a SystemError."""
 
     def interrupt(**_: object) -> None:
         if in_kafka_client:
@@ -187,7 +187,7 @@ def test_ctrl_c_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, in_kafka_
 
 
 def test_init_writes_a_file_that_is_valid_as_it_is(run: Run) -> None:
-    """The written file loads, and its owner alone may read it."""
+    """The file that `init` writes loads, and only its owner may read it."""
     result = run("init", "new.toml", "--name", "clicks")
     assert result.exit_code == 0
     config = JobConfig.from_file("new.toml")
@@ -200,7 +200,7 @@ def test_init_writes_a_file_that_is_valid_as_it_is(run: Run) -> None:
 
 
 def test_init_never_overwrites_unless_forced(run: Run) -> None:
-    """An existing file stays as it is."""
+    """An existing file stays as it is without `--force`."""
     assert run("init").exit_code == 2
     assert Path("job.toml").read_text() == JOB
     assert run("init", "--force").exit_code == 0
@@ -208,7 +208,7 @@ def test_init_never_overwrites_unless_forced(run: Run) -> None:
 
 
 def test_init_writes_an_example_whose_addresses_are_those_of_dev_up(run: Run) -> None:
-    """Five files, a configuration that loads, the commands to type next, and one port in all places."""
+    """`init --example` writes files that load, prints the commands to run next, and uses the ports of `dev up`."""
     result = run("init", "my service", "--example", "--name", "clicks")
     assert result.exit_code == 0
     directory = Path("my service")
@@ -232,7 +232,7 @@ def test_init_writes_an_example_whose_addresses_are_those_of_dev_up(run: Run) ->
 
 
 def test_init_never_overwrites_a_file_of_a_directory_unless_forced(run: Run) -> None:
-    """One file that exists is enough: nothing is written, and the error names it."""
+    """If one of the files exists, `init --example` writes nothing and names that file."""
     result = run("init", "--example")
     assert result.exit_code == 2
     assert "job.toml" in result.stderr
@@ -247,13 +247,13 @@ def test_init_never_overwrites_a_file_of_a_directory_unless_forced(run: Run) -> 
 
 
 def test_init_refuses_a_name_that_cannot_be_one(run: Run) -> None:
-    """Before anything is written."""
+    """`init` checks the name before it writes anything."""
     assert run("init", "new.toml", "--name", "a/b").exit_code == 2
     assert not Path("new.toml").exists()
 
 
 def test_what_the_template_has_in_comments_is_valid_too(run: Run) -> None:
-    """Each commented key, uncommented, is a known key with a good value."""
+    """Each commented key in the template is a known key with a valid value."""
     text = filled_template("orders")
     table, checked = "", 0
     for line in text.splitlines():
@@ -277,7 +277,7 @@ def _written(head: str, table: str, setting: re.Match[str]) -> Path:
 
 
 def test_config_check_says_what_is_backed_up_where(run: Run) -> None:
-    """One line, and notes on what is perhaps not meant."""
+    """`config check` prints the backends of each store, and notes settings that may be mistakes."""
     result = run("config", "check")
     assert result.exit_code == 0
     assert "totals → kafka-changelog" in result.output
@@ -285,20 +285,20 @@ def test_config_check_says_what_is_backed_up_where(run: Run) -> None:
 
 
 def test_config_check_resolves_references(run: Run) -> None:
-    """A variable that is not set is found before the job starts."""
+    """`config check` finds a variable that is not set before the job starts."""
     result = run("config", "check", "--set", "kafka.sasl.password=${env:STATEMGR_TEST_UNSET}")
     assert result.exit_code == 2
     assert "STATEMGR_TEST_UNSET" in result.stderr
 
 
 def test_config_check_as_json(run: Run) -> None:
-    """One object."""
+    """The JSON is one object."""
     found = json.loads(run("config", "check", "--json").stdout)
     assert (found["job"], found["stores"]) == ("orders", ["scratch", "totals"])
 
 
 def test_config_show_all_has_every_key(run: Run) -> None:
-    """Also those that are not set, and those of every store."""
+    """`config show --all` includes keys that are not set, and the keys of every store."""
     shown = json.loads(run("config", "show", "--all", "--json").stdout)
     for entry in KEYS:
         if not entry.pattern.endswith("*"):
@@ -308,7 +308,7 @@ def test_config_show_all_has_every_key(run: Run) -> None:
 
 
 def test_a_missing_file_says_how_to_make_one(run: Run) -> None:
-    """Exit status 2, and the command."""
+    """The error has exit status 2 and names the command that writes the file."""
     result = run("config", "check", "--config", "none.toml")
     assert result.exit_code == 2
     assert "statemgr init" in result.stderr
@@ -329,7 +329,7 @@ def test_a_missing_file_says_how_to_make_one(run: Run) -> None:
     ],
 )
 def test_wrong_use_is_exit_status_2(run: Run, arguments: tuple[str, ...]) -> None:
-    """Before anything is contacted."""
+    """Wrong use is found before the command contacts any server."""
     assert run(*arguments).exit_code == 2
 
 
@@ -337,7 +337,7 @@ def test_wrong_use_is_exit_status_2(run: Run, arguments: tuple[str, ...]) -> Non
 
 
 def test_tables_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A key with brackets is no markup; nothing is cut where it does not go to a terminal."""
+    """Brackets in a key are not markup, and output that does not go to a terminal is not truncated."""
     long = "x" * 150
     output.print_table(("key", "value"), [("[red]a[/red]", long), ("b", 1)], empty="none")
     printed = capsys.readouterr().out
@@ -346,7 +346,7 @@ def test_tables_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_times_are_utc_to_the_millisecond() -> None:
-    """Epoch milliseconds, with the zone's mark."""
+    """Epoch milliseconds become a UTC time with the zone's letter."""
     assert output.moment(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
 
 
@@ -354,7 +354,7 @@ def test_times_are_utc_to_the_millisecond() -> None:
 def test_progress_is_shown_also_where_its_end_is_unknown(
     total: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bar without a total shows what is done; one with a total shows both."""
+    """A bar without a total shows only what is done. A bar with a total shows both."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     with output.progress_bars(quiet=False) as report:
         report("list", 10, total)
@@ -366,7 +366,7 @@ def test_progress_is_shown_also_where_its_end_is_unknown(
 
 
 def test_a_collection_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    """--dry-run promises to change nothing, --fix does; and a time needs its unit."""
+    """--dry-run changes nothing and --fix does, so they cannot be combined. A duration needs a unit."""
     (tmp_path / "job.toml").write_text('"job.name" = "orders"')
     for arguments, word in ((["--dry-run", "--fix"], "cannot be used together"), (["--grace", "36"], "36h")):
         result = CliRunner().invoke(cli, ["gc", "--config", str(tmp_path / "job.toml"), *arguments])
@@ -376,7 +376,7 @@ def test_a_collection_that_contradicts_itself_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
 def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
-    """The next stage cannot restore from it; first snapshots can be built for the blob store next to the job."""
+    """The next stage cannot restore from that backend. For the blob store, the fix builds the first snapshots."""
     markers = {f: of for f, of in sample.CHECKPOINT.state_checkpoint_markers.items() if f != factory}
     record = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, state_checkpoint_markers=markers),))
     assert newest_markers([position_of(sample.RECORD, "totals", Stage.DUAL_COMMIT)], factory).met
@@ -390,7 +390,7 @@ def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
 def test_messages_show_numbers_and_hide_other_values(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistyped option may hold a password; a number that is refused is shown."""
+    """A mistyped option may hold a password, so messages hide it. They show a number that is refused."""
     for arguments in (
         ["plan-capacity", "--changes", "1k", "--commit", "0"],
         ["plan-capacity", "--changes", "20k", "--state", "lots"],

@@ -1,4 +1,4 @@
-"""What doctor says of this machine and of a blob store, without servers."""
+"""What `doctor` reports about this machine and about a blob store, without servers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from statemgr.errors import AccessDenied
 
 
 def config(**given: object) -> JobConfig:
-    """A job called `orders`; `__` stands for a dot."""
+    """Return the configuration of a job called `orders`; `__` stands for a dot."""
     return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
 
 
 def found(check: Callable[..., object], *arguments: object, **options: object) -> list[Finding]:
-    """What a check reports."""
+    """Return what a check reports."""
     report = Report()
     check(report, *arguments, **options)
     return report.findings
@@ -32,7 +32,7 @@ def found(check: Callable[..., object], *arguments: object, **options: object) -
 
 @pytest.mark.parametrize("spark", [True, False])
 def test_no_java_is_a_problem_only_with_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: bool) -> None:
-    """A consumer loop needs no Java; the fix says what to install."""
+    """A consumer loop needs no Java, so without Spark this is only a note. The fix says what to install."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object() if spark else None)
     (finding,) = found(checks.check_java)
@@ -41,7 +41,7 @@ def test_no_java_is_a_problem_only_with_spark(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_disk_is_really_written_to(tmp_path: Path) -> None:
-    """A writable directory is fine and left as it was; a file in its place is a problem."""
+    """A writable directory passes, and the check leaves it empty. A path below a file is a problem."""
     assert {f.status for f in found(checks.check_disk, config(state__dir=str(tmp_path / "state")))} <= {
         Status.OK,
         Status.NOTE,
@@ -54,7 +54,7 @@ def test_the_disk_is_really_written_to(tmp_path: Path) -> None:
 
 
 def test_little_space_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A note first, a problem when there is next to none."""
+    """Little free space is a note; almost none is a problem."""
 
     class Usage:
         free = 500 * 1024**2
@@ -66,7 +66,7 @@ def test_little_space_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works, but every checkpoint copies."""
+    """Without hard links the job still works, so `doctor` only notes it."""
 
     def refuse(*_: object) -> None:
         raise OSError("no links")
@@ -76,7 +76,7 @@ def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: 
 
 
 def test_clocks_may_differ_a_little() -> None:
-    """Beyond the tolerance it is a problem, with the direction."""
+    """A difference above the tolerance is a problem, and the finding gives its direction."""
     assert found(checks.check_clock, "the broker's", CLOCK_TOLERANCE_MS)[0].status is Status.OK
     (ahead,), (behind,) = (found(checks.check_clock, "the broker's", skew) for skew in (60_000, -60_000))
     assert ahead.status is behind.status is Status.PROBLEM
@@ -85,7 +85,7 @@ def test_clocks_may_differ_a_little() -> None:
 
 
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
-    """Put, get, overwrite, TTL, delete on a real directory."""
+    """The check puts, gets, overwrites and deletes a blob and removes its TTL, in a directory that ends up empty."""
     findings = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
     assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
     assert {f.status for f in findings} == {Status.OK}
@@ -96,7 +96,7 @@ def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Pa
     ("method", "check"), [("remove_ttl", "blob TTL"), ("get", "blob get"), ("delete", "blob delete"), ("put", "blobs")]
 )
 def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, method: str, check: str) -> None:
-    """One right that is missing is one problem."""
+    """One missing permission is one problem."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AccessDenied("403", hint="ask for the right")
@@ -109,7 +109,7 @@ def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that answers, but with something else."""
+    """A blob store that returns other bytes than it received fails the check `blob get`."""
     real = MemoryBlobStore.put
 
     def spoil(self: MemoryBlobStore, blob_id: str, body: bytes, *, ttl_days: int | None) -> None:
@@ -121,13 +121,13 @@ def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_blob_store_there_is_nothing_to_check() -> None:
-    """A note, so that a mistyped key is seen."""
+    """A missing blob store is a note, so that the user can spot a mistyped key."""
     (finding,) = found(checks.check_blobs, config(), fix=False)
     assert finding.status is Status.NOTE
 
 
 def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each is one object of the array."""
+    """The JSON lists each problem as one object, and the text ends with their number."""
     (tmp_path / "job.toml").write_text('job.name = "orders"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("statemgr.cli.checks.check_java", lambda _report: None)
@@ -141,6 +141,6 @@ def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_guard_lets_other_errors_through() -> None:
-    """Only typed errors become findings: a fault in the program is no finding."""
+    """Only typed errors become findings; an error in the program itself is raised."""
     with pytest.raises(ZeroDivisionError), Report().guarded("x"):
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Keys and values on the command line: text to bytes and back."""
+"""Keys and values on the command line: from text to bytes and back."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
     ],
 )
 def test_a_key_is_parsed_by_its_serde(given: str, serde: str, data: bytes) -> None:
-    """The bytes that the store has."""
+    """A key on the command line becomes the bytes that the store holds."""
     assert parse(given, serde) == data
 
 
 @pytest.mark.parametrize(("given", "serde"), [("x", "integer"), ("{", "json"), ("0xz", "hex"), ("0x1", "bytes")])
 def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
-    """With the option that names another serde."""
+    """The error names the option that selects another serde."""
     with pytest.raises(InvalidError, match="--key-serde"):
         parse(given, serde)
 
@@ -52,26 +52,26 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
     ],
 )
 def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, value: object) -> None:
-    """As something that JSON can hold; bytes that are no text as hexadecimal."""
+    """Values become something that JSON can hold. Bytes that are not text become hexadecimal."""
     assert render(data, serde) == value
 
 
 @pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer"), (b"", _DATES)])
 def test_bytes_of_another_serde_are_refused(data: bytes, serde: str | Serde) -> None:
-    """Never shown as something that they are not."""
+    """Bytes of another serde are an error and never a wrong value."""
     with pytest.raises(InvalidError, match="serde"):
         render(data, serde)
 
 
 def test_values_are_shown_on_one_line() -> None:
-    """Control characters never reach the terminal as they are."""
+    """Control characters are escaped before they reach the terminal."""
     assert text("a") == "a"
     assert text("a\x1b[31m") == '"a\\u001b[31m"'
     assert text({"a": [1]}) == '{"a": [1]}'
 
 
 def test_the_end_of_a_prefix() -> None:
-    """The smallest key after all with the prefix, also after bytes of 255."""
+    """The end is the smallest key after all keys with the prefix, even if the prefix ends in bytes of 255."""
     assert after_prefix(b"ab") == b"ac"
     assert after_prefix(b"a\xff\xff") == b"b"
     assert after_prefix(b"\xff") is None

@@ -1,4 +1,4 @@
-"""codec: the rules beyond round trips: what a decoder refuses and what its error says."""
+"""codec: the rules beyond round trips, that is, what a decoder refuses and what its error says."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ JOB_KEY = replace(KEY, task="")
 
 
 def decode_task(value: bytes, key: CheckpointKey = KEY) -> TaskCheckpoint:
-    """The content of a task record under a key."""
+    """Decode a task record under a key."""
     return codecs.decode_task(codecs.encode_key(key), key, value, AT)
 
 
 def in_avro(schema: str, data: bytes) -> dict[str, Any]:
-    """The fields of a record as Avro has them."""
+    """Return the fields of a record as Avro has them."""
 
     def refuse(why: str) -> CorruptError:
         return CorruptError(why)
@@ -69,7 +69,7 @@ def test_single_object_encoding() -> None:
 
 
 def test_key_bytes_are_frozen() -> None:
-    """Compaction goes by a key's bytes: a change of them would leave the old record next to the new one."""
+    """Compaction compares the bytes of keys, so a change to them would leave the old record next to the new one."""
     expected = "c301c5e165864b0e8c1e" + "0c6f7264657273" + "0231" + "00" + "16506172746974696f6e2030" + "02"
     assert codecs.encode_key(KEY_V1).hex() == expected
     expected = "c301472a55ea47f1e10d" + "0c6f7264657273" + "0231" + "00" + "16506172746974696f6e2030"
@@ -78,7 +78,7 @@ def test_key_bytes_are_frozen() -> None:
 
 
 def test_keys_differ_in_every_part() -> None:
-    """Another job, job ID, layout generation, task, version or sequence number is another key."""
+    """A different job, job ID, layout generation, task, version or sequence number makes a different key."""
     others = [
         replace(KEY, job_name="x"),
         replace(KEY, job_id="2"),
@@ -91,7 +91,7 @@ def test_keys_differ_in_every_part() -> None:
 
 
 def test_keys_of_a_task_differ_in_their_last_bytes_alone() -> None:
-    """A reader knows whose a record is by what its key begins with, whatever the sequence number."""
+    """All keys of a task start with the same bytes, whatever the sequence number, so a reader knows the owner."""
     keys = {codecs.encode_key(replace(KEY, sequence=n)) for n in (0, 1, 127, 128, 2**40, 2**63 - 1)}
     assert len({key[: -codecs.KEY_TAIL_SIZE] for key in keys}) == 1
     with pytest.raises(InvalidError, match="sequence number is -1"):
@@ -100,7 +100,7 @@ def test_keys_of_a_task_differ_in_their_last_bytes_alone() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"\xc3\x01", b"\xc3\x01" + b"x" * 8, b'{"json": 1}'])
 def test_poison_names_topic_partition_and_offset(value: bytes) -> None:
-    """A record that statemgr did not write is an error that says where it is."""
+    """A record that statemgr did not write is an error that says where the record is."""
     for decode in (
         lambda: codecs.decode_task(KEY_BYTES, KEY, value, AT),
         lambda: codecs.decode_job(codecs.encode_key(JOB_KEY), JOB_KEY, value, AT),
@@ -113,7 +113,7 @@ def test_poison_names_topic_partition_and_offset(value: bytes) -> None:
 
 
 def test_every_flipped_bit_is_refused() -> None:
-    """FAULT 43: the checksums cover the whole key and the whole value of a record."""
+    """FAULT 43: the checksums cover every bit of a record's key and value."""
     for name, key, value in (("job", JOB_KEY, codecs.encode_job(JOB_KEY, JOB)[1]), ("task", KEY, VALUE)):
         data = codecs.encode_key(key)
         decode = codecs.decode_job if name == "job" else codecs.decode_task
@@ -134,14 +134,14 @@ def _flip(data: bytes, bit: int) -> bytes:
 
 
 def test_a_value_under_another_key_is_refused() -> None:
-    """The checksum covers the key: a value is nothing without the key that it was written with."""
+    """The checksum covers the key, so a value is valid only with the key that it was written with."""
     for key in (replace(KEY, job_name="x"), replace(KEY, task="Partition 1"), replace(KEY, sequence=8)):
         with pytest.raises(CorruptRecord, match="checksum"):
             decode_task(VALUE, key)
 
 
 def test_a_value_says_the_layout_and_sequence_of_its_key() -> None:
-    """A record that carries them and has others than its key was put together wrongly."""
+    """A record whose layout or sequence number differs from its key's is refused."""
     task = task_alone(sample.CHECKPOINT, sample.LAYOUT)
     for key in (replace(KEY, layout_generation=1), replace(KEY, sequence=8)):
         with pytest.raises(CorruptRecord, match="its key of layout"):
@@ -153,7 +153,7 @@ def test_a_value_says_the_layout_and_sequence_of_its_key() -> None:
 
 
 def test_a_key_with_another_sequence_number() -> None:
-    """A key can be made of another one, without the codec."""
+    """A key for another sequence number can be made from existing key bytes, without the codec."""
     for key in (KEY, JOB_KEY):
         for sequence in (0, 8, 2**40):
             expected = codecs.encode_key(replace(key, sequence=sequence))
@@ -161,7 +161,7 @@ def test_a_key_with_another_sequence_number() -> None:
 
 
 def test_version_one_value_of_another_key_is_refused() -> None:
-    """A version 1 value that says another job or task than its key does is refused."""
+    """A version 1 value with another job or task than its key is refused."""
     value = codecs.encode_record_v1(sample.RECORD)
     for key in (replace(KEY_V1, job_name="x"), replace(KEY_V1, job_id="2"), replace(KEY_V1, task="Partition 1")):
         with pytest.raises(CorruptRecord, match="its key is of"):
@@ -169,13 +169,13 @@ def test_version_one_value_of_another_key_is_refused() -> None:
 
 
 def test_record_needs_a_checkpoint() -> None:
-    """A record without any checkpoint is not written."""
+    """A record without any checkpoint cannot be encoded."""
     with pytest.raises(InvalidError):
         codecs.encode_record(replace(sample.RECORD, checkpoints=()))
 
 
 def test_many_partitions_take_little_room() -> None:
-    """FAULT 58: a thousand input partitions take some bytes each, and come back as they were."""
+    """FAULT 58: a thousand input partitions take a few bytes each, and come back unchanged."""
     offsets = {f"orders-{n}": 10**9 + n for n in range(1000)} | {"odd-name-007": 1, "no number": 2, "late-5": 3}
     checkpoint = replace(sample.CHECKPOINT, input_offsets=offsets, input_topic_ids={"orders": "id", "unread": "x"})
     empty = replace(sample.CHECKPOINT, input_offsets={}, input_topic_ids={})
@@ -191,7 +191,7 @@ def test_many_partitions_take_little_room() -> None:
     ],
 )
 def test_impossible_input_partitions_are_refused(runs: list[dict[str, object]]) -> None:
-    """A negative partition, or one that is there twice, cannot be what was written."""
+    """A negative partition or a partition that occurs twice is refused."""
     value = in_avro("checkpoint_task.v2", codecs.encode_checkpoint(sample.CHECKPOINT))
     value["publish"]["inputs"]["topics"] = [{"topic": "t", "topic_id": None, "runs": runs}]
     with pytest.raises(CorruptRecord, match="partition"):
@@ -207,14 +207,14 @@ def test_impossible_input_partitions_are_refused(runs: list[dict[str, object]]) 
     ],
 )
 def test_impossible_markers_are_refused(marker: ChangelogMarker | BlobMarker) -> None:
-    """A negative offset, partition or size cannot be what was written."""
+    """A negative offset, partition or size is refused."""
     checkpoint = replace(sample.CHECKPOINT, state_checkpoint_markers={"f": {"s": marker}})
     with pytest.raises(CorruptRecord):
         codecs.decode_checkpoint(codecs.encode_checkpoint(checkpoint))
 
 
 def test_state_id_that_is_a_path_is_refused() -> None:
-    """A state ID becomes a local directory's name; one that leads elsewhere is refused when it is read."""
+    """A state ID becomes the name of a local directory. The decoder refuses an ID that leads elsewhere."""
     checkpoint = replace(sample.CHECKPOINT, stores={"totals": "../../x"})
     with pytest.raises(CorruptRecord, match="state ID"):
         decode_task(codecs.encode_record(replace(sample.RECORD, checkpoints=(checkpoint,)))[0][1])
@@ -225,19 +225,19 @@ def test_state_id_that_is_a_path_is_refused() -> None:
 
 @pytest.mark.parametrize("attachment", [Attachment("n"), Attachment("n", b"x", sample.BLOB)])
 def test_attachment_is_inline_or_in_a_blob(attachment: Attachment) -> None:
-    """An attachment with both or neither is refused."""
+    """An attachment that is both inline and in a blob, or neither, is refused."""
     with pytest.raises(CorruptRecord, match="exactly one"):
         codecs.decode_checkpoint(codecs.encode_checkpoint(replace(sample.CHECKPOINT, attachments=(attachment,))))
 
 
 def test_wrong_hash_size_is_invalid() -> None:
-    """A hash of another length than 16 bytes cannot be written."""
+    """A hash that is not 16 bytes long cannot be encoded."""
     with pytest.raises(InvalidError):
         codecs.encode_index(replace(sample.INDEX, previous=BlobRef("b", 1, b"short")))
 
 
 def test_version_one_written_by_older_software_is_read() -> None:
-    """Changelog offsets, input offsets and the ID come through; what version 1 lacks is marked as unknown."""
+    """Changelog offsets, input offsets and the ID are read. Anything that version 1 lacks is marked as unknown."""
     data = Codec("checkpoint.v1", dict, SHAPES).encode(
         {
             "job_name": "orders",
@@ -263,7 +263,7 @@ def test_version_one_written_by_older_software_is_read() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("checkpoint_id", "yesterday"), ("offset", -3)])
 def test_version_one_with_bad_content_is_refused(field: str, value: object) -> None:
-    """A version 1 record with an ID or an offset that cannot be is a typed error."""
+    """A version 1 record with an impossible ID or offset raises a typed error."""
     store = {"topic": "changelog", "partition": 0, "offset": 99}
     fields = {"job_name": "orders", "job_id": "1", "task": sample.TASK, "checkpoint_id": "1-000000"}
     (store if field in store else fields)[field] = value  # type: ignore[assignment, index]
@@ -281,14 +281,14 @@ def test_version_one_with_bad_content_is_refused(field: str, value: object) -> N
     ],
 )
 def test_local_changes_do_not_leave_their_process(changes: PreparedChanges) -> None:
-    """A prepared commit whose changes are not inline or in a blob has no bytes."""
+    """A prepared commit cannot be encoded unless its changes are either inline or in a blob."""
     stores = {"totals": PreparedStore("x", changes={"kafka-changelog": changes})}
     with pytest.raises(InvalidError):
         codecs.encode_prepared(replace(sample.PREPARED, stores=stores))
 
 
 def directory(name: str, parent: int) -> dict[str, object]:
-    """An entry of an index's flat tree."""
+    """Return an entry of an index's flat tree."""
     return {"name": name, "parent": parent, "files": []}
 
 
@@ -305,7 +305,7 @@ def directory(name: str, parent: int) -> dict[str, object]:
     ],
 )
 def test_tree_that_is_none_is_refused(dirs: list[dict[str, object]]) -> None:
-    """No root, a named root, two roots, cycles and parents to come are refused, naming the blob."""
+    """No root, a named root, two roots, cycles and later parents are refused, and the error names the blob."""
     fields = ("job_name", "job_id", "task", "store", "state_id", "attempt")
     value = {**dict.fromkeys(fields, "x"), "created_ms": 0, "previous": None, "root": dirs}
     with pytest.raises(CorruptBlob) as caught:
@@ -314,7 +314,7 @@ def test_tree_that_is_none_is_refused(dirs: list[dict[str, object]]) -> None:
 
 
 def test_index_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index beyond the limit is neither written nor read."""
+    """An index above the limit can be neither encoded nor decoded."""
     data = codecs.encode_index(sample.INDEX)
     monkeypatch.setattr(blobs, "_INDEX", Codec("snapshot_index.v1", SnapshotIndex, SHAPES, len(data) - 1))
     with pytest.raises(InvalidError):
@@ -324,7 +324,7 @@ def test_index_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_decoders_of_each_kind_raise_their_own_error() -> None:
-    """Records and blobs are told apart, and both are corrupt."""
+    """Records and blobs have errors of their own, and both are CorruptError."""
     for decode, kind in ((codecs.decode_checkpoint, CorruptRecord), (codecs.decode_index, CorruptBlob)):
         with pytest.raises(CorruptError) as caught:
             decode(b"")
@@ -332,14 +332,14 @@ def test_decoders_of_each_kind_raise_their_own_error() -> None:
 
 
 def test_opaque_marker_keeps_its_bytes() -> None:
-    """A marker of a backend from outside is carried as it is."""
+    """The marker of an external backend keeps its bytes unchanged."""
     marker = OpaqueMarker(bytes(range(256)))
     checkpoint = replace(sample.CHECKPOINT, state_checkpoint_markers={"theirs": {"totals": marker}})
     assert codecs.decode_checkpoint(codecs.encode_checkpoint(checkpoint)).marker("theirs", "totals") == marker
 
 
 def test_content_hash_is_xxh3_128() -> None:
-    """The hash of nothing is the algorithm's published one, and feeding pieces gives that of the whole."""
+    """The hash of no bytes is the algorithm's published one. Hashing piece by piece gives the same hash."""
     assert content_hash(b"").hex() == "99aa06d3014798d86001c324468d497f"
     pieces = hasher()
     for piece in (b"a", bytearray(b"b" * 1000), memoryview(b"c")):
