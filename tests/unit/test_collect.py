@@ -1,4 +1,4 @@
-"""Garbage collection on a store in memory, with records that a test says are on the topic."""
+"""Garbage collection on a blob store in memory, with the records that a test puts on the topic."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ DAY_S = 24 * 3600
 
 
 def tree(number: int) -> Tree:
-    """A directory with one file that is shared by all and one of its own, both too large to be inside the index.
+    """Return a directory with one file that all trees share and one file of its own, both too large to be inline.
 
-    The shared one is too large for a pack, too, with parts of 50,000 bytes."""
+    The shared file is also too large for a pack, with parts of 50,000 bytes."""
     return {"shared.sst": b"shared" * 10_000, f"{number:06}.sst": b"%d" % number * 30_000}
 
 
 class Topic:
-    """The records that a test says are on the topic; ``meanwhile`` holds what happens before each read."""
+    """The records that a test puts on the topic. ``meanwhile`` holds what happens before each read."""
 
     def __init__(self) -> None:
         self.records: dict[str, CheckpointRecord] = {}
@@ -63,7 +63,7 @@ class Topic:
         self.meanwhile: list[Callable[[], object] | None] = []
 
     def read(self, tasks: Collection[str] | None = None) -> Mapping[str, CheckpointRecord]:
-        """As the port says."""
+        """Read the records, after the next event in ``meanwhile``."""
         happens = self.meanwhile.pop(0) if self.meanwhile else None
         if happens is not None:
             happens()
@@ -72,28 +72,28 @@ class Topic:
         return {task: record for task, record in self.records.items() if tasks is None or task in tasks}
 
     def retired(self) -> Sequence[RetiredLayout]:
-        """As the port says."""
+        """Return no retired layouts."""
         return ()
 
     def record_keys(self, generation: int) -> Sequence[bytes]:
-        """As the port says."""
+        """Return no record keys."""
         return ()
 
     def job_records(self) -> Collection[int]:
-        """As the port says."""
+        """Return no job records."""
         return ()
 
     def offers(self) -> Mapping[OfferKey, Offer]:
-        """As the port says."""
+        """Return no offers."""
         return {}
 
     def was_truncated(self) -> bool:
-        """As the port says."""
+        """Report that the topic was not truncated."""
         return False
 
 
 class Job:
-    """A job of one task and store; its owner's part is done by hand."""
+    """A job with one task and one store. The test plays the owner's part."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.clock = ManualClock()
@@ -114,7 +114,7 @@ class Job:
         self._stores: dict[StoreIdentity, Snapshots] = {}
 
     def store(self, task: str = IDENTITY.task, store: str = IDENTITY.store) -> Snapshots:
-        """The backend of one store."""
+        """Return the backend of one store."""
         identity = StoreIdentity(IDENTITY.job_name, IDENTITY.job_id, task, store)
         if identity not in self._stores:
             path = self._tmp_path / f"store-{len(self._stores)}"
@@ -122,23 +122,23 @@ class Job:
         return self._stores[identity]
 
     def checkpoint(self, markers: Mapping[str, Mapping[str, Marker]], **more: object) -> Checkpoint:
-        """A checkpoint taken now."""
+        """Return a checkpoint taken now."""
         values: dict[str, object] = {"sequence": 1, "epoch": 1, "input_offsets": {}, "stores": {}}
         values |= {"checkpoint_id": CheckpointId.at(self.clock.time_ns()), "state_checkpoint_markers": markers}
         return Checkpoint(**(values | more))  # type: ignore[arg-type]
 
     def publish(self, *checkpoints: Checkpoint, task: str = IDENTITY.task, tasks: int = 1) -> None:
-        """What the task retains from now on, newest first."""
+        """Set the checkpoints that the task retains from now on, newest first."""
         layout = Layout(0, tasks, "kafka-partition")
         record = CheckpointRecord(IDENTITY.job_name, IDENTITY.job_id, task, layout, checkpoints)
         self.topic.records[task] = record
 
     def commit(self, number: int, base: Marker | None = None, **more: object) -> Checkpoint:
-        """A commit of ``totals``, not published yet."""
+        """Return an unpublished commit of ``totals``."""
         return self.checkpoint({"blob-store": {"totals": self.store().commit(tree(number), base)}}, **more)
 
     def evict(self, old: Checkpoint, new: Checkpoint) -> None:
-        """What the owner deletes when only ``new`` is retained."""
+        """Delete what the owner deletes when it retains only ``new``."""
         markers = [c.marker("blob-store", "totals") for c in (old, new)]
         self.store().clean_up(markers[:1], markers[1:])  # type: ignore[arg-type]
 
@@ -147,16 +147,16 @@ class Job:
         self.clock.now += seconds
 
     def collect(self, grace_ms: int | None = None, **options: bool) -> GarbageReport:
-        """One collection, which deletes unless options say otherwise."""
+        """Run one collection, which deletes unless options say otherwise."""
         options = options or {"delete": True}
         return collect_garbage(self.services, self.topic, no_progress, grace_ms=grace_ms, **options)
 
     def names(self) -> set[str]:
-        """Every blob in the store."""
+        """Return the name of every blob in the store."""
         return {info.blob_id for info in list_blobs(self.blobs, "")}
 
     def needed(self, *checkpoints: Checkpoint) -> set[str]:
-        """The blobs of ``totals`` that these need."""
+        """Return the blobs of ``totals`` that the checkpoints need."""
         markers = [c.marker("blob-store", "totals") for c in checkpoints]
         return self.store().referenced(*markers)  # type: ignore[arg-type]
 
@@ -176,7 +176,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def blobs_of(found: GarbageReport) -> dict[str, int]:
-    """Status → number of blobs, those that there are."""
+    """Return the number of blobs for each status that occurs."""
     return {status.value: count.blobs for status, count in found.counts.items() if count.blobs}
 
 
@@ -184,7 +184,8 @@ def blobs_of(found: GarbageReport) -> dict[str, int]:
 
 
 def test_garbage_is_what_nothing_needs_and_what_is_old(job: Job) -> None:
-    """Protocol 8: retained blobs and young ones stay, the rest goes; a second time there is nothing to do."""
+    """Protocol 8: a collection keeps retained and young blobs and deletes the rest. A second collection finds no
+    garbage."""
     retained = job.commit(1)
     job.publish(retained)
     orphan = job.store().prepare(tree(2))
@@ -203,7 +204,7 @@ def test_garbage_is_what_nothing_needs_and_what_is_old(job: Job) -> None:
 
 
 def test_a_dry_run_deletes_nothing(job: Job) -> None:
-    """Without being asked to, a collection only says what it would do."""
+    """Without an option to delete, a collection only reports what it would delete."""
     job.publish(job.commit(1))
     orphan = job.store().prepare(tree(2))
     job.later()
@@ -215,7 +216,7 @@ def test_a_dry_run_deletes_nothing(job: Job) -> None:
 
 
 def test_everything_that_a_retained_checkpoint_names_is_kept(job: Job) -> None:
-    """Invariant 3: older checkpoints, shared files, output rows and outstanding TTLs, of every task."""
+    """Invariant 3: older checkpoints, shared files, output rows and outstanding TTLs of every task are kept."""
     first = job.commit(1)
     base = first.marker("blob-store", "totals")
     job.blobs.put("orders/1/Partition_0/_commit/a/rows", b"rows", ttl_days=None)
@@ -238,7 +239,7 @@ def test_everything_that_a_retained_checkpoint_names_is_kept(job: Job) -> None:
 
 
 def test_removed_stores_and_tasks_are_garbage(job: Job) -> None:
-    """A12: no checkpoint names a store or a task that was removed; its blobs go, published as they were."""
+    """A12: no checkpoint names a removed store or task, so a collection deletes all its blobs, published or not."""
     retained = job.commit(1)
     job.publish(retained)
     job.store(store="removed").commit(tree(2))
@@ -249,7 +250,7 @@ def test_removed_stores_and_tasks_are_garbage(job: Job) -> None:
 
 
 def test_a_task_of_the_layout_without_a_checkpoint_is_left_alone(job: Job) -> None:
-    """FAULT 17: its record may have been lost; to give it up is a permission for once."""
+    """FAULT 17: the task's record may be lost, so its blobs are kept. A one-time permission allows their deletion."""
     retained = job.commit(1)
     job.publish(retained, tasks=2)
     job.store("Partition 1").commit(tree(2))
@@ -262,7 +263,7 @@ def test_a_task_of_the_layout_without_a_checkpoint_is_left_alone(job: Job) -> No
 
 
 def test_other_jobs_and_foreign_names_are_left_alone(job: Job) -> None:
-    """Only what is below the job's own prefix is looked at, and only names that could be its own."""
+    """A collection looks only below the job's own prefix."""
     job.publish(job.commit(1))
     for name in ("orders/10/Partition_0/totals/a/index", "orders2/1/Partition_0/x", "elsewhere"):
         job.blobs.put(name, b"x", ttl_days=None)
@@ -272,7 +273,7 @@ def test_other_jobs_and_foreign_names_are_left_alone(job: Job) -> None:
 
 
 def test_a_job_without_checkpoints_is_refused(job: Job) -> None:
-    """FAULT 17: a topic that is gone, or empty, deletes no state; a job that is given up needs a permission."""
+    """FAULT 17: a missing or empty topic deletes no state. Giving up the job needs an explicit permission."""
     job.store().commit(tree(1))
     job.later()
     with pytest.raises(PermissionNeeded, match="no checkpoint") as caught:
@@ -291,7 +292,7 @@ def test_a_job_without_checkpoints_is_refused(job: Job) -> None:
 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_an_unreadable_index_stops_everything(job: Job, spoilt: bool) -> None:
-    """FAULTS 12, 13: what an index needs is unknown without it, so nothing is garbage."""
+    """FAULTS 12, 13: without a readable index the collection cannot know what it needs, so it deletes nothing."""
     retained = job.commit(1)
     job.publish(retained)
     job.store().prepare(tree(2))
@@ -309,7 +310,7 @@ def test_an_unreadable_index_stops_everything(job: Job, spoilt: bool) -> None:
 
 
 def test_a_missing_part_is_named_and_nothing_is_deleted(job: Job) -> None:
-    """FAULT 13: state is lost already; what is garbage may be what it is repaired with."""
+    """FAULT 13: if retained state has lost a blob, the garbage may help to repair it, so nothing is deleted."""
     retained = job.commit(1)
     job.publish(retained)
     job.store().prepare(tree(2))
@@ -325,11 +326,11 @@ def test_a_missing_part_is_named_and_nothing_is_deleted(job: Job) -> None:
 
 
 def test_a_backend_that_does_not_say_what_it_needs(job: Job) -> None:
-    """A backend from outside may keep blobs below the job's prefix: without its word none is garbage."""
+    """An external backend may keep blobs below the job's prefix. If it cannot list them, the collection is refused."""
 
     class Outside:
         def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> None:
-            """It does not know."""
+            """Return None, because this backend does not know."""
 
     services = replace(job.services, backup_manager=lambda factory: Outside())  # type: ignore[arg-type, return-value]
     job.publish(job.checkpoint({"some.where:Backend": {"totals": OpaqueMarker(b"x")}}))
@@ -341,7 +342,7 @@ def test_a_backend_that_does_not_say_what_it_needs(job: Job) -> None:
 
 
 def test_a_short_grace_period_is_refused(job: Job) -> None:
-    """FAULT 38: no grace period is shorter than what a publish relies on; a longer one counts."""
+    """FAULT 38: a grace period may not be shorter than what a publish relies on. A longer one is used."""
     job.publish(job.commit(1))
     job.store().prepare(tree(2))
     for grace_ms in (0, shortest_grace_ms(job.config) - 1):
@@ -352,7 +353,7 @@ def test_a_short_grace_period_is_refused(job: Job) -> None:
 
 
 def test_deletes_that_fail_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be deleted is said, and goes the next time."""
+    """The report names blobs that could not be deleted, and the next collection deletes them."""
     job.publish(job.commit(1))
     orphan = job.store().prepare(tree(2))
     job.later()
@@ -375,7 +376,7 @@ def test_deletes_that_fail_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_index_that_was_evicted_meanwhile_is_no_loss(job: Job) -> None:
-    """Its owner publishes, and deletes the old index, between the look at the topic and the look at the index."""
+    """The owner publishes and deletes its old index between the collection's reads of the topic and of the index."""
     first = job.commit(1)
     job.publish(first)
     second = job.commit(2)
@@ -387,7 +388,7 @@ def test_an_index_that_was_evicted_meanwhile_is_no_loss(job: Job) -> None:
 
 
 def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
-    """FAULT 38: every index is gone before it is read: the collection ends, says so, and takes nothing of the task."""
+    """FAULT 38: if every index vanishes before it is read, the collection ends with a note and deletes nothing."""
     checkpoint = first = job.commit(0)
     job.publish(first)
     job.store().commit({"killed.sst": b"garbage" * 10_000})
@@ -416,7 +417,7 @@ def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
     assert found.counts[BlobStatus.UNKNOWN].blobs >= 1
     assert any("are kept this time" in note for note in found.notes)
     assert job.names() >= job.needed(checkpoint)
-    # when it is quiet again, the garbage goes
+    # when the job is idle again, a collection deletes the garbage
     del job.topic.read
     job.later()
     assert job.collect().deleted.blobs >= 1
@@ -424,7 +425,7 @@ def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
 
 
 def test_an_evicted_index_does_not_make_its_old_blobs_garbage(job: Job) -> None:
-    """FAULT 38: the newest index is evicted while it is read; what its successor carries on is old, and stays."""
+    """FAULT 38: the owner evicts the newest index while it is read. Old blobs that its successor still needs stay."""
     first = job.commit(1)
     job.publish(first)
     job.later()
@@ -439,7 +440,8 @@ def test_an_evicted_index_does_not_make_its_old_blobs_garbage(job: Job) -> None:
 
 @pytest.mark.parametrize("seen_at", [2, 3])
 def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pytest.MonkeyPatch, seen_at: int) -> None:
-    """Marked, then evicted and deleted by its owner before the listing came to it: not missing, by a later look."""
+    """The owner deletes a blob after the mark and before the listing. A later look at the topic shows that it is not
+    lost."""
     first = job.commit(1)
     job.publish(first)
     job.later()
@@ -459,7 +461,7 @@ def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pyt
 
 
 def test_what_is_published_between_the_two_looks_is_kept(job: Job) -> None:
-    """FAULT 38, protocol 8: blobs that were unneeded at the first look, and old by a wrong clock."""
+    """FAULT 38, protocol 8: a commit published between the two looks keeps its blobs, even if they seem old enough."""
     first = job.commit(1)
     job.publish(first)
     second = job.commit(2, first.marker("blob-store", "totals"))
@@ -472,15 +474,15 @@ def test_what_is_published_between_the_two_looks_is_kept(job: Job) -> None:
 
 
 def prepared(job: Job, age_s: float, *, added: bool = True) -> PreparedCommit:
-    """A commit whose attempt began so long ago."""
+    """Return a prepared commit whose attempt began that long ago."""
     attempt = f"{int((job.clock.now - age_s) * 1000)}-{'0' * 16}"
     blobs = ("orders/1/Partition_0/totals/a/index",) if added else ()
     return PreparedCommit("orders", "1", "Partition 0", Layout(0, 1, "x"), 1, attempt, None, {}, {}, blobs)
 
 
 def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
-    """FAULTS 38 and 54, protocol 8: a publish refers to blobs younger than half the grace period, or to none of its
-    own."""
+    """FAULTS 38 and 54, protocol 8: a commit whose new blobs are older than half the grace period is not published. A
+    commit without new blobs may be of any age."""
 
     def check(commit: PreparedCommit, age_in_store_s: float) -> None:
         check_young(job.config, IdSource(job.clock.time_ns, str), commit, lambda _: int(age_in_store_s * 1000))
@@ -489,7 +491,7 @@ def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
     check(prepared(job, 10 * DAY_S, added=False), 10 * DAY_S)
     with pytest.raises(RetryableError, match="garbage"):
         check(prepared(job, DAY_S / 2 + 1), DAY_S / 2 + 1)
-    # clocks that are off by days: the blob store's decides
+    # when clocks differ by days, the blob store's clock decides
     for skew_s in (-3 * DAY_S, 3 * DAY_S):
         check(prepared(job, skew_s), 60)
         with pytest.raises(RetryableError, match="garbage"):
@@ -500,7 +502,8 @@ def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
 
 
 def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> None:
-    """FAULT 34: a TTL that nobody removed, on what an old checkpoint needs; a young one's owner is at it still."""
+    """FAULT 34: a TTL left on blobs of an old checkpoint is reported, and ``fix`` removes it. A young blob is left to
+    its owner."""
     added = job.store().prepare(tree(1))
     job.publish(job.checkpoint({"blob-store": {"totals": added.marker}}))  # type: ignore[dict-item]
     assert job.collect(delete=False).expiring == []
@@ -514,7 +517,7 @@ def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> Non
 
 
 def test_indexes_are_deleted_last(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection that is killed leaves no blobs without the index that leads to them."""
+    """Indexes are deleted after all other blobs, so that a killed collection leaves no blobs without their index."""
     job.publish(job.commit(1))
     for number in (2, 3, 4):
         job.store().prepare(tree(number))
@@ -532,7 +535,7 @@ def test_indexes_are_deleted_last(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_many_blobs_are_deleted_in_small_numbers(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 13: however much garbage there is, a bounded number of names is held at a time."""
+    """Invariant 13: the collection holds a bounded number of names at a time, however much garbage there is."""
     job.publish(job.commit(1))
     for number in range(2_500):
         job.blobs.put(f"orders/1/Partition_0/totals/a/{number}", b"x", ttl_days=30)
@@ -551,7 +554,7 @@ def test_many_blobs_are_deleted_in_small_numbers(job: Job, monkeypatch: pytest.M
 
 
 def test_temporaries_of_dead_writers_go(job: Job, tmp_path: Path) -> None:
-    """FAULT 2: in a directory of blobs, what a killed writer left under a temporary name goes when it is old."""
+    """FAULT 2: in a directory of blobs, a collection deletes the old temporary files of killed writers."""
     directory = tmp_path / "blobs"
     mapping = {**job.config.to_mapping(), "blob.store.uri": directory.as_uri()}
     services = open_services(JobConfig.from_mapping(mapping))

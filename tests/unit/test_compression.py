@@ -1,4 +1,4 @@
-"""Parts of files as zstandard frames: what is compressed, what comes back, and what is wrong with a frame."""
+"""Parts of files as zstandard frames: which parts are compressed, what a fetch returns, and which frames are wrong."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ PART = 100_000
 
 @pytest.fixture
 def blobs() -> FaultyBlobStore:
-    """A store that fails as told."""
+    """A blob store that fails when a test asks it to."""
     return FaultyBlobStore()
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    """Where frames are made."""
+    """The directory for frames."""
     path = tmp_path / "scratch"
     path.mkdir()
     return path
 
 
 def new(directory: Path) -> Callable[[], Path]:
-    """Paths of new files."""
+    """Return a function that gives the paths of new files."""
     return lambda: directory / secrets.token_hex(8)
 
 
@@ -59,7 +59,7 @@ def transfer(blobs: FaultyBlobStore, scratch: Path) -> Iterator[Transfer]:
 
 
 def upload(transfer: Transfer, tmp_path: Path, data: bytes) -> FileIndex:
-    """Upload a file of this content."""
+    """Upload a file with this content."""
     path = tmp_path / "f.sst"
     path.write_bytes(data)
     [file] = transfer.upload_files([Upload(path, len(data), content_hash(data), "j/1/Partition_0/s/a/f.sst")])
@@ -67,19 +67,19 @@ def upload(transfer: Transfer, tmp_path: Path, data: bytes) -> FileIndex:
 
 
 def words(size: int) -> bytes:
-    """Bytes that get much smaller."""
+    """Return bytes that compress well."""
     return (b"a line of a log, and another one; " * (size // 34 + 1))[:size]
 
 
 def noise(size: int) -> bytes:
-    """Bytes that do not."""
+    """Return bytes that do not compress."""
     return random.Random(1).randbytes(size)
 
 
 def test_each_part_is_compressed_where_that_is_worth_it(
     transfer: Transfer, blobs: FaultyBlobStore, scratch: Path, tmp_path: Path
 ) -> None:
-    """Issue 4, A.6: a part that gets smaller is one frame that says its size, the others are stored as they are."""
+    """Issue 4, A.6: a part that compresses well is one frame with its size; other parts are stored unchanged."""
     data = words(PART) + noise(PART) + words(PART // 2) + noise(PART // 2) + b"!" * 7
     file = upload(transfer, tmp_path, data)
     assert [bool(frame) for frame in file.frames] == [True, False, True]
@@ -103,7 +103,7 @@ def test_each_part_is_compressed_where_that_is_worth_it(
 def test_what_is_not_worth_it_is_stored_as_it_is(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, data: bytes
 ) -> None:
-    """Nothing says that a file is compressed where nothing of it is."""
+    """A file without a compressed part is not marked as compressed."""
     file = upload(transfer, tmp_path, data)
     if file.frames:
         assert sum(stored for _, stored in file.stored()) < len(data)
@@ -114,7 +114,7 @@ def test_what_is_not_worth_it_is_stored_as_it_is(
 
 
 def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
-    """A part that begins with words and goes on with noise is stored as it is, and its frame is gone."""
+    """A part that starts with text but is mostly random is stored unchanged, and its frame is deleted."""
     big = Transfer(
         blobs, ManualClock(), Threads(), parallelism=1, part_size=1 << 30, ttl_days=1, compress_in=new(scratch)
     )
@@ -124,17 +124,17 @@ def test_a_sample_that_deceives_costs_no_room(blobs: FaultyBlobStore, scratch: P
 
 
 def other(data: bytes) -> bytes:
-    """A right frame of other content of the same size."""
+    """Return a valid frame of other content of the same size."""
     return zstandard.compress(b"?" * len(zstandard.decompress(data)))
 
 
 def bomb(data: bytes) -> bytes:
-    """A frame of far more content."""
+    """Return a frame that expands to far more content."""
     return zstandard.compress(b"\0" * (64 << 20))
 
 
 def wide(data: bytes) -> bytes:
-    """A frame of the right content whose reader would need 16 MiB of memory."""
+    """Return a frame of the right content whose reader needs 16 MiB of memory."""
     parameters = zstandard.ZstdCompressionParameters(window_log=24, write_content_size=0)
     frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     return frame.compress(zstandard.decompress(data)) + frame.flush()
@@ -156,7 +156,7 @@ def wide(data: bytes) -> bytes:
 def test_a_wrong_frame_is_found_and_named(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, alter: Callable[[bytes], bytes]
 ) -> None:
-    """FAULTS 11 and 12: one more try, then CorruptBlob naming the blob; a frame never brings more than it should."""
+    """FAULTS 11 and 12: after a second try, CorruptBlob names the blob."""
     file = upload(transfer, tmp_path, words(3 * PART))
     bad = file.parts[1].blob_id
     blobs.altered[bad] = alter
@@ -166,7 +166,7 @@ def test_a_wrong_frame_is_found_and_named(
 
 
 def test_a_frame_that_is_whole_at_the_second_try(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """FAULTS 12: a damaged frame is fetched once more, and the file is right then."""
+    """FAULTS 12: a damaged frame is fetched a second time, and the file is then correct."""
     data = words(3 * PART)
     file = upload(transfer, tmp_path, data)
     tries: list[int] = []
@@ -182,7 +182,7 @@ def test_a_frame_that_is_whole_at_the_second_try(transfer: Transfer, blobs: Faul
 
 
 def test_an_interrupted_fetch_goes_on(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """B.2: parts that are here already are hashed as content, and not fetched."""
+    """B.2: a continued fetch checks the parts that are already local by their content and does not fetch them again."""
     data = words(3 * PART)
     file = upload(transfer, tmp_path, data)
     (tmp_path / "back").write_bytes(data[: 2 * PART] + b"\0" * PART)
@@ -193,7 +193,7 @@ def test_an_interrupted_fetch_goes_on(transfer: Transfer, blobs: FaultyBlobStore
 
 
 def test_frames_of_another_file_are_found(transfer: Transfer, tmp_path: Path) -> None:
-    """A28: an index that calls a stored part a frame, or a frame a part, restores nothing."""
+    """A28: an index that confuses frames with plain parts, or has a wrong frame size, restores nothing."""
     file = upload(transfer, tmp_path, words(PART) + noise(PART))
     for frames in [(), file.frames[::-1], (file.frames[0] - 1, 0)]:
         with pytest.raises(CorruptBlob):
@@ -201,7 +201,7 @@ def test_frames_of_another_file_are_found(transfer: Transfer, tmp_path: Path) ->
 
 
 def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path, scratch: Path) -> None:
-    """FAULTS 24: no room for a frame is DiskFull (here: the process's limit of a file's size), and nothing stays."""
+    """FAULTS 24: no room for a frame raises DiskFull and leaves no files. The test limits file sizes instead."""
     path = tmp_path / "f.sst"
     path.write_bytes(words(PART))
     whole = Upload(path, PART, content_hash(words(PART)), "j/1/Partition_0/s/a/f.sst")
@@ -218,7 +218,7 @@ def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path, scratch: 
 
 
 def test_a_reader_is_gone_when_it_was_read(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """Invariant 13: a window of memory for each part that is being fetched, and none afterwards."""
+    """Invariant 13: each part in progress takes one memory window, which is freed after the read."""
     file = upload(transfer, tmp_path, words(PART))
     with blobs.get(file.parts[0].blob_id) as blob:
         made = FrameReader(blob)
@@ -229,7 +229,7 @@ def test_a_reader_is_gone_when_it_was_read(transfer: Transfer, blobs: FaultyBlob
 
 
 def test_a_get_that_breaks_off_is_taken_up(blobs: FaultyBlobStore, scratch: Path, tmp_path: Path) -> None:
-    """FAULTS 9: the GET goes on where the frame broke off, and the content is right."""
+    """FAULTS 9: a GET that breaks off in a frame continues there, and the content is correct."""
     retry = JobConfig.from_mapping({"job.name": "orders"}).retry
     engine = Transfer(
         RetryingBlobStore(blobs, retry, ManualClock()), ManualClock(), Threads(),
@@ -248,7 +248,7 @@ def test_a_get_that_breaks_off_is_taken_up(blobs: FaultyBlobStore, scratch: Path
 def test_a_failed_upload_leaves_no_frame(
     transfer: Transfer, blobs: FaultyBlobStore, scratch: Path, tmp_path: Path
 ) -> None:
-    """Whatever ends an upload, its frames go."""
+    """A failed upload deletes its frames."""
     blobs.faults["put"] = [None, UnavailableError("away")]
     with pytest.raises(UnavailableError, match="away"):
         upload(transfer, tmp_path, words(5 * PART))

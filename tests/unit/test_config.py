@@ -1,4 +1,4 @@
-"""Loading a job's configuration: keys, values, defaults, contradictions."""
+"""Loading a job's configuration: keys, values, defaults and contradictions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def load(**given: object) -> JobConfig:
-    """A job called `orders`; `__` stands for a dot."""
+    """Return the configuration of a job called `orders`; `__` stands for a dot."""
     return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
 
 
 def refusal(mapping: dict[str, object]) -> ConfigError:
-    """The error that a job called `orders` with these keys is refused with."""
+    """Return the error that these keys cause in a job called `orders`."""
     with pytest.raises(ConfigError) as caught:
         JobConfig.from_mapping({"job.name": "orders", **mapping})
     return caught.value
@@ -46,7 +46,7 @@ def refusal(mapping: dict[str, object]) -> ConfigError:
     ids=["tables", "quoted", "mixed"],
 )
 def test_tables_and_dotted_keys_say_the_same(tmp_path: Path, text: str) -> None:
-    """Nested tables, quoted dotted keys and a mixture give equal configurations."""
+    """Nested tables, quoted dotted keys and a mixture of both give equal configurations."""
     path = tmp_path / "job.toml"
     path.write_text(text)
     config = JobConfig.from_file(path)
@@ -60,7 +60,7 @@ def test_tables_and_dotted_keys_say_the_same(tmp_path: Path, text: str) -> None:
 
 
 def test_every_type_is_also_accepted_as_text() -> None:
-    """Texts become the key's own type."""
+    """A text becomes a value of the key's own type."""
     config = load(
         job__tasks="3",
         task__inputs="a, b",
@@ -76,7 +76,7 @@ def test_every_type_is_also_accepted_as_text() -> None:
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
-    """What the command line sets wins, also under another name of the same key."""
+    """A setting from the command line overrides the file, even if the file uses another name for the key."""
     path = tmp_path / "job.toml"
     path.write_text('[job]\nname = "orders"\ntasks = 4\n[stores.totals]\nchangelog = "kafka.old"\n')
     config = JobConfig.from_file(path, {"job.tasks": "8", "stores.totals.changelog.topic": "new"})
@@ -85,7 +85,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_a_round_trip_through_json_and_pickle_gives_an_equal_object() -> None:
-    """What is sent to executors is the same configuration there."""
+    """Executors receive the same configuration through JSON or pickle."""
     config = load(stores__totals__rocksdb__compression="zstd", kafka__producer__linger__ms=5, **BLOBS)
     assert JobConfig.from_mapping(json.loads(json.dumps(config.to_mapping()))) == config
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - what Spark does with closures
@@ -95,7 +95,7 @@ def test_a_round_trip_through_json_and_pickle_gives_an_equal_object() -> None:
 
 
 def test_defaults() -> None:
-    """The defaults that the documentation names."""
+    """The defaults are those that the documentation names."""
     config = load(stores__totals__type="rocksdb")
     store = config.stores["totals"]
     assert (config.job_id, config.tasks, config.retained, config.commit_ms) == ("1", 1, 2, 60_000)
@@ -110,7 +110,7 @@ def test_defaults() -> None:
 
 
 def test_restore_defaults_to_the_backup_order_and_a_store_overrides_both() -> None:
-    """A store's own lists win over the task's."""
+    """A store's own lists override the task's."""
     config = JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -128,21 +128,21 @@ def test_restore_defaults_to_the_backup_order_and_a_store_overrides_both() -> No
 
 
 def test_a_store_without_backup_is_not_restored() -> None:
-    """An empty backup list makes a store that is not durable, whatever the task's restore list says."""
+    """A store with an empty backup list is not durable and never restored, even if the task has a restore list."""
     config = load(task__restore__factories="kafka-changelog", stores__scratch__backup__factories=[])
     assert not config.stores["scratch"].durable
     assert config.stores["scratch"].restore_factories == ()
 
 
 def test_an_empty_table_declares_a_store(tmp_path: Path) -> None:
-    """`[stores.totals]` alone is a store with defaults, never a store that is silently left out."""
+    """`[stores.totals]` alone declares a store with defaults."""
     path = tmp_path / "job.toml"
     path.write_text('job.name = "orders"\n[stores.totals]\n')
     assert list(JobConfig.from_file(path).stores) == ["totals"]
 
 
 def test_get_is_typed_and_applies_defaults() -> None:
-    """`get` knows every key, those of stores and those worked out from others too."""
+    """`get` accepts every key, including keys of stores and keys whose default depends on others."""
     config = load(stores__totals__key__serde="string")
     assert config.get("job.tasks") == 1
     assert config.get("task.restore.factories") == ["kafka-changelog"]
@@ -179,7 +179,7 @@ CHANGELOG_CLASS, BLOB_CLASS = list(SAMZA_CLASSES)[:2]
 def test_names_of_samza_are_replaced_with_one_line_each(
     written: dict[str, object], ours: dict[str, object], names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A configuration in Samza's names is the same as one in ours, and the log says what to write."""
+    """A configuration with Samza's names equals one with statemgr's names, and the log gives the names to use."""
     config = JobConfig.from_mapping({"job.name": "orders", **written, **BLOBS})
     assert config.values == {"job.name": "orders", **ours, **BLOBS}
     assert [message.partition(" ")[0] for message in caplog.messages] == names
@@ -193,14 +193,14 @@ def test_names_of_samza_are_replaced_with_one_line_each(
 
 
 def test_every_name_of_samza_is_documented() -> None:
-    """Each key and class that is replaced stands on the page with ours for it."""
+    """The page lists every replaced key and class with its new name."""
     page = PAGE.read_text(encoding="utf-8")
     for theirs, ours in {**SAMZA_KEYS, **SAMZA_CLASSES}.items():
         assert f"| `{theirs}` | `{ours}` |" in page
 
 
 def test_defaults_of_samzas_stores_do_not_declare_a_store() -> None:
-    """`stores.default.…` gives defaults in Samza: it must not become a store that is called so."""
+    """In Samza, `stores.default.…` sets defaults. It must not declare a store with that name."""
     assert refusal({"stores.default.changelog.min.compaction.lag.ms": 1}).where["key"] == "stores.default"
 
 
@@ -219,7 +219,7 @@ def test_defaults_of_samzas_stores_do_not_declare_a_store() -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> None:
-    """One error names the key and what was probably meant."""
+    """The error names the key and the most likely correction."""
     error = refusal({key: "x"})
     assert key in error.message
     assert error.hint == f"did you mean {nearest}?"
@@ -262,7 +262,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> N
     ],
 )
 def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object) -> None:
-    """One error, at load, that begins with the key."""
+    """The error appears when the configuration is loaded, and starts with the key."""
     error = refusal({key: value})
     assert error.message.startswith(f"{key} must be ")
     assert error.where["key"] == key
@@ -298,12 +298,12 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
     ],
 )  # fmt: skip
 def test_a_contradiction_names_the_key_to_change(mapping: dict[str, object], key: str) -> None:
-    """A42 too: version settings are checked before a job starts."""
+    """A42: contradictions, including those between version settings, are found before a job starts."""
     assert refusal(mapping).where["key"] == key
 
 
 def test_schemas_of_values(tmp_path: Path) -> None:
-    """Schemas are texts, tables, one JSON array, or a file that holds one, read where it is used."""
+    """Schemas may be texts, tables, one JSON array, or a file with an array, which is read when it is needed."""
     first, second = '"int"', '{"type":"array","items":"long"}'
     path = tmp_path / "total.avsc.json"
     for given in (
@@ -323,26 +323,26 @@ def test_schemas_of_values(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_memory_store_is_not_rocksdbs() -> None:
-    """A store that has no memtables does not contradict a small budget."""
+    """A memory store has no memtables, so a small budget is no contradiction."""
     config = load(stores__a__type="memory", state__memory__bytes="8388608")
     assert config.memory_bytes == 8 << 20
 
 
 def test_a_backend_from_outside_is_named_by_a_dotted_path() -> None:
-    """A dotted path is accepted where a factory's name is."""
+    """A dotted path is accepted wherever a factory's name is."""
     config = load(stores__a__backup__factories="my.module:Backend")
     assert config.stores["a"].backup_factories == ("my.module:Backend",)
 
 
 def test_a_job_needs_a_name() -> None:
-    """The one required key."""
+    """`job.name` is the only required key."""
     with pytest.raises(ConfigError, match=r"job\.name is not set"):
         JobConfig.from_mapping({"job.id": "1"})
 
 
 @pytest.mark.parametrize("content", [b"job.name = orders", b"\xff\xfe", None])
 def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path: Path, content: bytes | None) -> None:
-    """No TOML, no UTF-8, no file."""
+    """A file that is not TOML, not UTF-8 or missing gives an error that names it."""
     path = tmp_path / "job.toml"
     if content is not None:
         path.write_bytes(content)
@@ -359,7 +359,7 @@ def test_a_store_name_has_no_dots() -> None:
 
 
 def test_each_client_gets_the_shared_settings_and_its_own() -> None:
-    """A kind's own settings win, and do not reach the others."""
+    """A client's own settings override the shared ones and do not reach other clients."""
     config = load(
         kafka__bootstrap__servers=["a:1", "b:2"],
         kafka__client__id="shared",
@@ -375,7 +375,7 @@ def test_each_client_gets_the_shared_settings_and_its_own() -> None:
 
 
 def test_a_client_without_brokers_is_a_clear_error() -> None:
-    """Only what connects needs `kafka.bootstrap.servers`."""
+    """Only clients need `kafka.bootstrap.servers`, so its absence is an error when one is configured."""
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers"):
         load().kafka_client("admin")
 
@@ -384,20 +384,20 @@ def test_a_client_without_brokers_is_a_clear_error() -> None:
 
 
 def test_the_documented_table_is_the_table_of_keys() -> None:
-    """The page is what `python scripts/config_table.py docs/configuration.md` makes of it."""
+    """The page equals the output of `python scripts/config_table.py docs/configuration.md`."""
     page = PAGE.read_text(encoding="utf-8")
     assert runpy.run_path(str(PAGE.parents[1] / "scripts" / "config_table.py"))["with_table"](page) == page
 
 
 def test_every_default_is_a_value_that_the_key_accepts() -> None:
-    """The table cannot name a default that loading would refuse."""
+    """The table never names a default that loading would refuse."""
     for entry in KEYS:
         if entry.default is not None:
             assert entry.kind.parse(entry.default) == entry.default, entry.pattern
 
 
 def test_no_key_is_a_prefix_of_another() -> None:
-    """Every key can be written in nested tables, but for one of Samza's."""
+    """Every key except one of Samza's can be written in nested tables."""
     patterns = [entry.pattern for entry in KEYS if not entry.pattern.endswith("*")] + list(SAMZA_KEYS)
     clashes = [a for a in patterns for b in patterns if b.startswith(a + ".")]
     assert set(clashes) == {"stores.<name>.changelog"}
@@ -413,7 +413,7 @@ def test_no_key_is_a_prefix_of_another() -> None:
     ],
 )
 def test_encryption_that_would_not_happen_is_refused(settings: dict[str, object], word: str) -> None:
-    """Whoever asks for encryption gets it, or is told at once."""
+    """Settings that would not encrypt anything are refused at load time."""
     with pytest.raises(ConfigError, match=word) as caught:
         JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": "s3://bucket/prefix"} | settings)
     assert "sse" in str(caught.value.where["key"])
@@ -421,7 +421,7 @@ def test_encryption_that_would_not_happen_is_refused(settings: dict[str, object]
 
 @pytest.mark.parametrize("uri", ["s3://bucket/prefix", "${env:BLOBS}"])
 def test_encryption_settings_that_fit(uri: str) -> None:
-    """A KMS key beside an algorithm of KMS, in S3 or where a reference may lead there."""
+    """A KMS key is accepted with a KMS algorithm, in S3 or if a reference may lead there."""
     settings = {"blob.store.s3.sse.algorithm": "aws:kms", "blob.store.s3.sse.kms.key.id": "k", "blob.store.uri": uri}
     assert JobConfig.from_mapping({"job.name": "orders"} | settings).get("blob.store.s3.sse.algorithm") == "aws:kms"
 
@@ -443,7 +443,7 @@ HUGE = "9" * 5000
     ids=lambda _: "odd",
 )  # fmt: skip
 def test_odd_values_are_configuration_errors(key: str, value: object) -> None:
-    """NUL, half surrogate pairs, overflow, recursion: ConfigError that names the key, and is short."""
+    """NUL, unpaired surrogates, overflow and deep nesting raise a short ConfigError that names the key."""
     with pytest.raises(ConfigError) as caught:
         JobConfig.from_mapping({"job.name": "orders", key: value})
     assert caught.value.where["key"] == key
@@ -457,7 +457,7 @@ def test_odd_values_are_configuration_errors(key: str, value: object) -> None:
     ids=lambda _: "odd",
 )  # fmt: skip
 def test_odd_toml_is_a_configuration_error(text: str, tmp_path: Path) -> None:
-    """Nested beyond the parser, or with numbers beyond it: ConfigError, not the parser's own exception."""
+    """TOML that exceeds the parser's limits raises ConfigError and not the parser's own exception."""
     (tmp_path / "job.toml").write_text('"job.name" = "orders"\n' + text)
     with pytest.raises(ConfigError):
         JobConfig.from_file(tmp_path / "job.toml")
@@ -465,7 +465,7 @@ def test_odd_toml_is_a_configuration_error(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])
 def test_odd_names_of_files_are_configuration_errors(path: str, tmp_path: Path) -> None:
-    """A name that no file can have, of the configuration and behind a reference."""
+    """An impossible file name raises ConfigError, both for the configuration itself and in a reference."""
     with pytest.raises(ConfigError):
         JobConfig.from_file(path)
     config = JobConfig.from_mapping({"job.name": "orders", "state.dir": "${file:" + str(tmp_path / "x") + "\x01}"})

@@ -1,4 +1,4 @@
-"""The content hash of a store: pairs in any order, and the newest record of each key of a changelog."""
+"""The content hash of a store: its pairs in any order, and the newest record of each key of a changelog."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PAIRS = {f"key-{number}".encode(): b"v" * (number % 50) for number in range(3000
 
 
 def records(seed: int, count: int = 20_000) -> list[Change]:
-    """Puts and deletes of few keys, so that most records are overwritten by later ones."""
+    """Return puts and deletes of few keys, so that later records overwrite most of them."""
     chosen = random.Random(seed)
     keys = [b"", b"\x00", *(chosen.randbytes(chosen.randrange(1, 20)) for _ in range(2000))]
     return [(chosen.choice(keys), chosen.choice([None, b"", chosen.randbytes(5)])) for _ in range(count)]
 
 
 def state(changes: list[Change]) -> dict[bytes, bytes]:
-    """What a changelog's records come to."""
+    """Return the state after all the changes."""
     return {key: value for key, value in dict(changes).items() if value is not None}
 
 
 def hashed(changes: list[Change], directory: Path, ranges: int = 3) -> Content:
-    """The content of a changelog that is read in several ranges of offsets."""
+    """Return the content of a changelog that is read in several ranges of offsets."""
     step = -(-len(changes) // ranges)
     for number in range(ranges):
         some = changes[number * step : (number + 1) * step]
@@ -40,7 +40,7 @@ def hashed(changes: list[Change], directory: Path, ranges: int = 3) -> Content:
 
 
 def test_the_hash_does_not_depend_on_the_order_or_on_the_parts() -> None:
-    """A store that is hashed in ranges, or in another order, has the same content."""
+    """A store has the same content hash in any order and when it is hashed in ranges."""
     pairs = list(PAIRS.items())
     whole = of_pairs(iter(pairs))
     assert whole.keys == len(pairs)
@@ -59,18 +59,18 @@ def test_the_hash_does_not_depend_on_the_order_or_on_the_parts() -> None:
     ids=["an extra key", "a missing key", "another value", "two values swapped"],
 )
 def test_every_difference_changes_the_hash(other: dict[bytes, bytes]) -> None:
-    """Also one that leaves the number of keys and all bytes as they were."""
+    """Even a difference that keeps the number of keys and all bytes changes the hash."""
     assert of_pairs(iter(other.items())) != of_pairs(iter(PAIRS.items()))
 
 
 def test_where_a_key_ends_counts() -> None:
-    """The same bytes, cut into key and value elsewhere, are another pair."""
+    """The same bytes, split differently into key and value, are another pair."""
     assert of_pairs(iter([(b"ab", b"c")])) != of_pairs(iter([(b"a", b"bc")]))
 
 
 @pytest.mark.parametrize("most", [10, 400_000], ids=["parts that are split again", "parts in memory"])
 def test_the_newest_record_of_each_key_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """A changelog with many records of a key, and deletes, has the content of the state that it comes to."""
+    """The content of a changelog with repeated keys and deletes is that of the state that results from it."""
     monkeypatch.setattr(digest, "MOST_KEYS", most)
     for seed in range(3):
         changes = records(seed)
@@ -79,14 +79,14 @@ def test_the_newest_record_of_each_key_counts(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_empty_changelog_is_an_empty_store(tmp_path: Path) -> None:
-    """Without a record, and with deletes only."""
+    """A changelog without records, or with nothing left after its deletes, has the content of an empty store."""
     assert hashed([], tmp_path, 1) == Content()
     (tmp_path / "deletes").mkdir()
     assert hashed([(b"a", b"1"), (b"a", None), (b"b", None)], tmp_path / "deletes", 1) == Content()
 
 
 def test_the_keys_that_differ_are_listed_in_order() -> None:
-    """Missing on either side, with another value, and of the same size."""
+    """The list includes keys that one side lacks and keys whose values differ, even if the sizes are equal."""
     left = {b"a": b"1", b"b": b"2", b"d": b"4", b"e": b"5"}
     right = {b"a": b"1", b"b": b"22", b"c": b"3", b"e": b"6"}
     assert list(differing([iter(left.items()), iter(right.items())])) == [

@@ -1,4 +1,4 @@
-"""dashboards/: the rules and the panels use metrics that exist, and each alert leads to a section of the runbook."""
+"""dashboards/: rules and panels use existing metrics, and each alert links to a section of the runbook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr.engine.metric_declarations import declared
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "dashboards"
-#: The faults of the runbook, as anchors.
+#: The faults in the runbook, as anchors.
 FAULTS = (
     "broker-gone", "blob-store-gone", "disk-full", "missing-rights", "corrupt-record", "corrupt-blob", "wrong-clock",
     "member-stuck", "lag-grows", "blobs-orphaned",
@@ -26,13 +26,13 @@ FAULTS = (
 
 
 def rules() -> list[dict[str, Any]]:
-    """The alert rules."""
+    """Return the alert rules."""
     found = yaml.safe_load((DASHBOARDS / "alerts.yml").read_text(encoding="utf-8"))
     return [rule for group in found["groups"] for rule in group["rules"]]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where, and each expression of the rules and of the dashboard."""
+    """Yield the place and text of each expression in the rules and the dashboard."""
     for rule in rules():
         yield rule["alert"], rule["expr"]
     board = json.loads((DASHBOARDS / "grafana.json").read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def test_every_metric_and_label_exists() -> None:
 
 
 def test_the_dashboard_is_what_the_script_writes() -> None:
-    """`python scripts/dashboard.py dashboards/grafana.json` makes the file."""
+    """`python scripts/dashboard.py dashboards/grafana.json` writes exactly the file in the repository."""
     script = runpy.run_path(str(ROOT / "scripts" / "dashboard.py"))
     assert (DASHBOARDS / "grafana.json").read_text(encoding="utf-8") == script["text"]()
     panels = script["dashboard"]()["panels"]
@@ -68,7 +68,7 @@ def test_the_dashboard_is_what_the_script_writes() -> None:
 
 
 def test_each_alert_leads_to_a_section_of_the_runbook() -> None:
-    """Every fault of the runbook has an alert, and every link has a section."""
+    """Every fault in the runbook has an alert, and every link leads to a section."""
     page = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", page, re.MULTILINE)}
     linked = [rule["annotations"]["runbook_url"].partition("runbook.html#") for rule in rules()]
@@ -79,7 +79,7 @@ def test_each_alert_leads_to_a_section_of_the_runbook() -> None:
 @pytest.mark.parametrize("command", [["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"],
                                      ["test", "rules", "alerts_test.yml"]])  # fmt: skip
 def test_promtool_accepts_the_rules(command: list[str]) -> None:
-    """Prometheus's own tool checks the rules and the example configuration, and runs the unit tests of the rules."""
+    """promtool accepts the rules and the example configuration, and the unit tests of the rules pass."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool: apt-get install prometheus")
@@ -88,6 +88,6 @@ def test_promtool_accepts_the_rules(command: list[str]) -> None:
 
 
 def test_every_alert_has_a_unit_test() -> None:
-    """alerts_test.yml lets each alert fire once."""
+    """alerts_test.yml names each alert."""
     tests = (DASHBOARDS / "alerts_test.yml").read_text(encoding="utf-8")
     assert [rule["alert"] for rule in rules() if rule["alert"] not in tests] == []

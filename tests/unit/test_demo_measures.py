@@ -1,4 +1,4 @@
-"""The demo's arithmetic, and its recount: two programs that must agree on any table."""
+"""The demo's arithmetic and its recount: two programs that must agree on any table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = st.lists(st.lists(st.one_of(NUMBERS, st.sampled_from(["k", "l", "ü"])), 
 
 
 def tallied(dataset: Dataset) -> Side:
-    """What the pipeline would count: the tallies of two halves, saved and added."""
+    """Return what the pipeline counts: tallies that are saved, loaded and added."""
     _, measures = measures_of(SUMS)
     tallies: dict[bytes, Tally] = {}
     for i, (key, row) in enumerate(dataset.rows()):
@@ -53,7 +53,7 @@ def tallied(dataset: Dataset) -> Side:
 @settings(max_examples=150, deadline=None)
 @given(rows=ROWS)
 def test_recount_and_tally_agree_on_any_table(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
-    """Any mixture of numbers, missing values, nonsense and rows of the wrong width gives equal results."""
+    """Numbers, missing values, text and rows of the wrong width give equal results in both programs."""
     path = tmp_path_factory.mktemp("table") / "table.csv.gz"
     with gzip.open(path, "wt", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["key", "a", "b"], *rows])
@@ -63,7 +63,7 @@ def test_recount_and_tally_agree_on_any_table(tmp_path_factory: pytest.TempPathF
 
 
 def test_a_difference_in_the_last_digit_is_found(tmp_path: Path) -> None:
-    """The comparison is of every key and exact."""
+    """The comparison covers every key and is exact."""
     path = tmp_path / "table.csv"
     path.write_text("key,a,b\nx,0.1,3\nx,0.2,1\ny,1,1\n")
     dataset = Dataset(path, "key", ("a", "b"))
@@ -78,13 +78,13 @@ def test_a_difference_in_the_last_digit_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_flights_have_their_known_totals() -> None:
-    """336,776 flights, 350,217,607 miles, 4,152,200 minutes of delay with 8,255 missing."""
+    """The data set has 336,776 flights, 350,217,607 miles and 4,152,200 minutes of delay, with 8,255 values missing."""
     total = recounted(recount(flights(("dep_delay", "distance")), ("dep_delay", "distance"))).total()
     assert total[1:5] == (336_776, 0, (8_255, 0), (Decimal(4_152_200), Decimal(350_217_607)))
 
 
 def test_wrong_columns_are_named(tmp_path: Path) -> None:
-    """A column that the file lacks, or a product with a hole."""
+    """The error names a column that the file lacks. A product with a missing factor is refused."""
     path = tmp_path / "table.csv"
     path.write_text("key,a\nx,1\n")
     with pytest.raises(InvalidError, match="no column 'b'") as caught:
@@ -95,14 +95,15 @@ def test_wrong_columns_are_named(tmp_path: Path) -> None:
 
 
 def test_a_seed_always_draws_the_same_kills() -> None:
-    """A printed seed repeats a run; over many seeds every phase of a batch comes."""
+    """A printed seed repeats a run. Over many seeds, the kills hit every phase of a batch."""
     assert draw(5, 3) == draw(5, 3)
     assert {phase for seed in range(300) for phase, _ in draw(seed, 1)} == set(AIMS)
     assert draw(5, 2, ["output.write"])[0][0] == "output.write"
 
 
 def test_typed_errors_survive_in_the_text_of_others() -> None:
-    """Quoted, indented and repeated as Spark does; the last one is meant, a mutilated one is none."""
+    """Errors are found in quoted, indented and repeated text, as Spark prints it. The last one counts; a damaged one is
+    ignored."""
     error = UnavailableError("no answer [from it]", hint="wait", blob="a/b")
     text = f"PythonException:\n    {marked(UnavailableError('older'))}\n\tat x.y\n  {marked(error)}\n"
     found = find(text)
@@ -113,7 +114,7 @@ def test_typed_errors_survive_in_the_text_of_others() -> None:
 
 
 def test_columns_with_spaces_in_their_names(tmp_path: Path) -> None:
-    """Spaces within a name are the name's, those around an asterisk are not: in the tallies and in the recount."""
+    """Tallies and recount keep spaces within a column's name and ignore those around an asterisk."""
     path = tmp_path / "table.csv"
     path.write_text("key,Unit Price,Quantity\nx,1.5,2\n")
     sums = ("Unit Price", "Quantity * Unit Price")
@@ -125,7 +126,7 @@ def test_columns_with_spaces_in_their_names(tmp_path: Path) -> None:
 
 
 def test_tables_as_spreadsheets_write_them(tmp_path: Path) -> None:
-    """A byte order mark is no part of the first name, a column without a name is a column, a long text is a text."""
+    """A byte order mark is not part of the first name, a column may have no name, and a field may be very long."""
     path = tmp_path / "table.csv"
     long = b"y,1,3," + b"9" * 200_000 + b"\ny,1," + b"0" * 5000 + b"7,1\n"
     path.write_bytes("\ufeffkey,,a,b\nx,0,1,2\n".encode() + long)
@@ -136,7 +137,7 @@ def test_tables_as_spreadsheets_write_them(tmp_path: Path) -> None:
 
 
 def damaged(kind: str, path: Path) -> Path:
-    """A file that is not what its name or its first line says."""
+    """Write a file that does not match its name or its first line."""
     table = b"key,a,b\n" + b"".join(b"k%d,%d,%d\n" % (i, i * i, i) for i in range(5000))
     match kind:
         case "truncated":
@@ -167,7 +168,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 @pytest.mark.parametrize("kind", ["truncated", "damaged", "plain", "zip", "twice", "quote", "two files"])
 def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
-    """Cut off, damaged, of another kind than named, a name twice, an open quote: typed, with file and hint."""
+    """Each kind of unreadable file raises InvalidError with the file and a hint."""
     path = damaged(kind, tmp_path)
     dataset = Dataset(path, "key", ("a", "b"))
     with pytest.raises(InvalidError) as caught:

@@ -1,4 +1,4 @@
-"""A run of the demo around its pipeline: whose directory it clears, how it is ended, what it says. No servers."""
+"""A run of the demo around its pipeline: which directory it clears, how it ends and what it prints. No servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from statemgr_tools.demo.verify import Side
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    """Files that the demo did not write, a file and a link of that name: refused with a hint, and still there."""
+    """The demo refuses a directory with other files, a file or a link. It gives a hint and changes nothing."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "file").write_text("mine")
@@ -39,7 +39,7 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_run_before_is_removed(tmp_path: Path) -> None:
-    """What the demo made it clears, without following links out of it."""
+    """The demo removes its own earlier files without following links out of its directory."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").touch()
     made = own_directory(tmp_path / "new" / "demo")
@@ -53,8 +53,9 @@ def test_the_run_before_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_an_exception(number: signal.Signals) -> None:
-    """The first one ends with its status, a second one does not cut the cleaning up off, and then all is as before."""
-    found = signal.signal(number, signal.SIG_DFL)  # it may be ignored here, as under nohup
+    """The first signal ends the run with its exit status. A second one does not interrupt the clean-up, and the old
+    handler returns."""
+    found = signal.signal(number, signal.SIG_DFL)  # the signal may be ignored here, as under nohup
     before = signal.getsignal(number)
     cleaned = []
 
@@ -76,7 +77,7 @@ def test_a_signal_is_an_exception(number: signal.Signals) -> None:
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
+    """A signal that is ignored, as under nohup, stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with exit_on_signals():
@@ -87,13 +88,13 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 
 def test_options_of_the_jvm_survive_spaces() -> None:
-    """Quotes and backslashes too, by the rules of Spark's launcher."""
+    """Spaces, quotes and backslashes are quoted by the rules of Spark's launcher."""
     assert java_options("/a b").startswith('"-Djava.io.tmpdir=/a b" ')
     assert java_options('/a"b\\c').startswith('"-Djava.io.tmpdir=/a\\"b\\\\c" ')
 
 
 def test_errors_go_to_stderr(tmp_path: Path) -> None:
-    """A damaged file is one line and a hint, as with every command; stdout, which is JSON's, has nothing."""
+    """A damaged file gives one line and a hint on stderr. Stdout, which is reserved for JSON, stays empty."""
     table = tmp_path / "table.csv.gz"
     table.write_bytes(b"key,a\nx,1\n")
     arguments = ["demo", "--json", "--input", str(table), "--key", "key", "--sum", "a", "--directory", str(tmp_path)]
@@ -105,7 +106,7 @@ def test_errors_go_to_stderr(tmp_path: Path) -> None:
 
 
 def test_the_summary_as_json() -> None:
-    """Seed, starts with their kills and restores, each side's totals with every digit, and whether they are equal."""
+    """The JSON has the seed, the starts with kills and restores, and each side's exact totals with the verdict."""
     great = Decimal("12345678901234567890.10")
     tallies = {b"k": (2, 0, (1,), (great,), (Decimal("1E+3"),))}
     restored = {"store": "totals", "factory": "blob-store", "seconds": 0.5, "bytes_fetched": 7, "records": 0}
@@ -138,7 +139,7 @@ def test_the_summary_as_json() -> None:
 
 
 def test_the_picture_of_a_migration(tmp_path: Path) -> None:
-    """A line for each value; the largest value has the highest bar; a kill stands where it happened."""
+    """Each value has a line, the largest value has the highest bar, and a kill is marked where it happened."""
     timeline = Timeline(tmp_path / "job.toml", lambda: 0)
     for second in range(100):
         stage = 1 + second // 25
@@ -159,7 +160,7 @@ def test_the_picture_of_a_migration(tmp_path: Path) -> None:
 
 
 def test_a_migration_has_no_aims() -> None:
-    """An option that would have no effect is refused."""
+    """`--aim` has no effect on a migration, so it is refused."""
     result = CliRunner().invoke(cli, ["demo", "--migrate", "--aim", "output.write"])
     assert result.exit_code == 2
     assert "--seed" in result.output

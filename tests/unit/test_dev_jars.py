@@ -16,7 +16,7 @@ ARTIFACT = Artifact("org.example", "thing", "1.0")
 
 
 def test_two_that_resolve_at_once_leave_one_whole_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both get the same jars, whoever renames first, and no working directory stays behind."""
+    """Both get the same jars, whichever renames its directory first, and no working directory is left."""
     both_are_there = threading.Barrier(2, timeout=20)
 
     def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:
@@ -31,7 +31,7 @@ def test_two_that_resolve_at_once_leave_one_whole_directory(tmp_path: Path, monk
 
 
 def test_a_failed_resolve_leaves_nothing_that_looks_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the jars in the cache would be a broker that does not start, for ever."""
+    """The cache never holds a partial set of jars, which would keep the broker from starting."""
 
     def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:
         (target / "half.jar").write_bytes(b"jar")
@@ -46,7 +46,7 @@ def test_a_failed_resolve_leaves_nothing_that_looks_resolved(tmp_path: Path, mon
 def test_a_repository_that_cannot_be_reached_is_told_from_a_missing_jar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real Ivy behind a proxy that is not there: a network problem with a hint, and nothing in the cache."""
+    """Real Ivy with an unreachable proxy reports that Maven Central cannot be reached, and leaves the cache empty."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
     with pytest.raises(UnavailableError, match="Maven Central could not be reached"):
         jars._jars(ARTIFACT, transitive=False, cache=tmp_path)
@@ -56,7 +56,7 @@ def test_a_repository_that_cannot_be_reached_is_told_from_a_missing_jar(
 def test_an_absent_token_provider_falls_back_to_the_one_that_every_mirror_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connector's own version is tried first; four jars come back, in the order of the classpath."""
+    """The connector's own version is tried first. The four jars come back in the order of the classpath."""
     asked: list[str] = []
 
     def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:
@@ -83,7 +83,7 @@ def test_an_absent_token_provider_falls_back_to_the_one_that_every_mirror_has(
 def test_a_patch_release_without_a_connector_takes_the_minor_versions_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A PySpark that is newer than what a mirror has of the connector still reads Kafka."""
+    """A PySpark release that is newer than the mirror's connectors still reads Kafka."""
 
     def resolve(artifact: Artifact, *, target: Path, **_: Any) -> None:
         if artifact.revision == "4.2.7":
@@ -97,7 +97,7 @@ def test_a_patch_release_without_a_connector_takes_the_minor_versions_first(
 
 @pytest.mark.long
 def test_without_pyspark_maven_fetches_the_same_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real Maven, with the settings of this user: an artifact alone, and one with what it needs at run time."""
+    """Real Maven, with this user's settings, fetches an artifact alone or with its runtime dependencies."""
     if shutil.which("mvn") is None:
         pytest.skip("Maven is not here")
     monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
@@ -116,7 +116,7 @@ def test_without_pyspark_maven_fetches_the_same_jars(tmp_path: Path, monkeypatch
 def test_where_nothing_can_fetch_jars_the_error_names_every_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Maven, PySpark, an installed Kafka, Docker."""
+    """The hint names Maven, PySpark, an installed Kafka and Docker."""
     monkeypatch.setattr(jars, "_ivy_jar", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PrerequisiteMissing) as error:
@@ -129,7 +129,7 @@ def test_where_nothing_can_fetch_jars_the_error_names_every_way(
 def test_a_home_without_a_recent_kafka_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jar: str | None
 ) -> None:
-    """A variable that names something else is taken at its word, as JAVA_HOME is."""
+    """A wrong KAFKA_HOME is an error, as a wrong JAVA_HOME is."""
     (tmp_path / "libs").mkdir()
     if jar:
         (tmp_path / "libs" / jar).touch()

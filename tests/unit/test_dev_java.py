@@ -25,7 +25,7 @@ def _java(home: Path, script: str) -> Path:
     ],
 )
 def test_a_good_java_is_found_by_its_banner(tmp_path: Path, banner: str, version: int) -> None:
-    """The banner is on standard error, in the forms that vendors print."""
+    """The version comes from the banner on standard error, in the forms that vendors print."""
     program = _java(tmp_path, f"echo '{banner}' >&2")
     java = find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
     assert (java.program, java.version) == (program, version)
@@ -33,7 +33,7 @@ def test_a_good_java_is_found_by_its_banner(tmp_path: Path, banner: str, version
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "16"])
 def test_an_old_java_is_refused_by_its_number(tmp_path: Path, version: str) -> None:
-    """The error says which version is there and which is needed."""
+    """The error names the version that is needed."""
     _java(tmp_path, f"echo 'openjdk version \"{version}\"' >&2")
     with pytest.raises(PrerequisiteMissing, match="too old: version 17 or newer"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
@@ -48,14 +48,14 @@ def test_an_old_java_is_refused_by_its_number(tmp_path: Path, version: str) -> N
     ],
 )
 def test_a_stub_is_no_java(tmp_path: Path, script: str) -> None:
-    """A program that is called java and does not run one, as on macOS, is told from a real one."""
+    """A program called java that runs no Java, such as the stub on macOS, is refused."""
     _java(tmp_path, script)
     with pytest.raises(PrerequisiteMissing, match="does not run"):
         find_java({"PATH": str(tmp_path / "bin") + ":/bin"})
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
-    """An old Java in JAVA_HOME is not silently replaced by another one on PATH."""
+    """An old Java in JAVA_HOME is an error, even if PATH has a newer one."""
     _java(tmp_path / "old", "echo 'openjdk version \"11\"' >&2")
     _java(tmp_path / "new", "echo 'openjdk version \"17\"' >&2")
     path = str(tmp_path / "new" / "bin")
@@ -65,7 +65,7 @@ def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
 
 
 def test_no_java_at_all_says_what_to_install(tmp_path: Path) -> None:
-    """One line with what to install, also for a JAVA_HOME that has no java."""
+    """One line says what to install, even if JAVA_HOME has no java."""
     for environment in ({"PATH": str(tmp_path)}, {"PATH": "", "JAVA_HOME": str(tmp_path)}):
         with pytest.raises(PrerequisiteMissing, match="openjdk-17") as raised:
             find_java(environment)

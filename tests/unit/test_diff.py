@@ -1,4 +1,4 @@
-"""diff: identity is content, never a name, a size or a time."""
+"""diff: content identifies a file, and not its name, size or time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ ONE, TWO = b"1" * 16, b"2" * 16
 
 
 def remote(name: str, size: int, content: bytes) -> FileIndex:
-    """A file that an index has."""
+    """Return a file of an index."""
     return FileIndex(name, size, content, parts=(BlobRef(f"j/1/{name}", size, content),))
 
 
 def test_first_commit_adds_everything() -> None:
-    """Without a base every local file is new."""
+    """Without a base, every local file is new."""
     file = LocalFile("a.sst", 5, ONE)
     found = diff(LocalTree((file,)), None)
     assert (found.added, found.kept, found.removed) == ((file,), {}, ())
 
 
 def test_same_name_and_size_with_other_content_is_new() -> None:
-    """RocksDB reissues file numbers: the same name and size with another hash is uploaded, the old one removed."""
+    """RocksDB reuses file numbers, so a file with the same name and size but another hash is uploaded."""
     base = DirIndex("", (remote("000012.sst", 5, ONE),))
     file = LocalFile("000012.sst", 5, TWO)
     found = diff(LocalTree((file,)), base)
@@ -40,13 +40,13 @@ def test_same_content_under_another_name_is_kept() -> None:
 
 
 def test_same_hash_with_another_size_is_new() -> None:
-    """Size is part of the identity."""
+    """A file's size is part of its identity."""
     found = diff(LocalTree((LocalFile("a", 6, ONE),)), DirIndex("", (remote("a", 5, ONE),)))
     assert len(found.added) == len(found.removed) == 1
 
 
 def test_base_is_searched_at_every_depth() -> None:
-    """A file of the base in a sub-directory is found, and one that no local file has is removed."""
+    """Files in sub-directories of the base are found, and files without a local counterpart are removed."""
     base = DirIndex("", (), (DirIndex("d", (remote("a", 5, ONE), remote("b", 5, TWO))),))
     found = diff(LocalTree((LocalFile("d/a", 5, ONE),), ("d",)), base)
     assert set(found.kept) == {"d/a"}
@@ -54,7 +54,7 @@ def test_base_is_searched_at_every_depth() -> None:
 
 
 def test_two_local_files_of_one_content_share_it() -> None:
-    """Both names refer to the base's one file."""
+    """Both names refer to the one file of the base."""
     base = DirIndex("", (remote("a", 5, ONE),))
     found = diff(LocalTree((LocalFile("a", 5, ONE), LocalFile("b", 5, ONE))), base)
     assert set(found.kept) == {"a", "b"}
@@ -62,7 +62,7 @@ def test_two_local_files_of_one_content_share_it() -> None:
 
 
 def test_assemble_sorts_and_keeps_empty_directories() -> None:
-    """The tree is the same whatever order its parts came in, with empty directories and missing parents."""
+    """The tree does not depend on the order of its parts. It has empty directories and adds missing parents."""
     files = {"z": remote("z", 1, ONE), "d/e/f": remote("f", 2, TWO), "a": remote("a", 1, ONE)}
     local = tuple(LocalFile(path, file.size, file.hash) for path, file in files.items())
     root = assemble(LocalTree(local, ("d", "empty", "d/e")), files)
@@ -72,7 +72,7 @@ def test_assemble_sorts_and_keeps_empty_directories() -> None:
 
 
 def test_mode_and_time_are_the_local_ones() -> None:
-    """A file that is kept for its content has the mode and the time that it has by now."""
+    """A file that is kept for its content gets its current local mode and time."""
     local = LocalTree((LocalFile("a", 5, ONE, mode=0o740, modified_ms=7),))
     base = DirIndex("", (remote("a", 5, ONE),))
     (file,) = assemble(local, diff(local, base).kept).files

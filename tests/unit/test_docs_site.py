@@ -1,4 +1,4 @@
-"""The site: every page is in its navigation, its reference is whole, and every kind of error has its section."""
+"""The documentation site: the navigation has every page, and the reference is complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    """scripts/site/reference.py, which makes the pages of the reference."""
+    """scripts/site/reference.py, which generates the pages of the reference."""
     path = ROOT / "scripts" / "site" / "reference.py"
     spec = importlib.util.spec_from_file_location("site_reference", path)
     assert spec is not None
@@ -34,7 +34,7 @@ def reference() -> ModuleType:
 
 
 def test_every_page_is_in_the_navigation(reference: ModuleType) -> None:
-    """A page that mkdocs.yml does not list under `nav` cannot be found on the site: add it there."""
+    """A page that is missing from `nav` in mkdocs.yml cannot be found on the site. Add it there."""
     listed = set(re.findall(r"([\w./-]+\.md)$", NAVIGATION, re.MULTILINE))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     generated = {*reference.names(), "changelog.md", "contributing.md"}
@@ -42,7 +42,7 @@ def test_every_page_is_in_the_navigation(reference: ModuleType) -> None:
 
 
 def test_every_picture_has_a_title_and_is_readable_on_a_dark_page() -> None:
-    """Pictures are text: a title for those who do not see them, colours for both schemes, and the width of a phone."""
+    """Each picture has a title for screen readers, colours for both schemes, and fits a phone."""
     pictures = sorted((ROOT / "docs" / "images").glob("*.svg"))
     assert len(pictures) >= 6
     for picture in pictures:
@@ -53,7 +53,7 @@ def test_every_picture_has_a_title_and_is_readable_on_a_dark_page() -> None:
 
 
 def test_the_reference_has_every_command_and_every_kind_of_error(reference: ModuleType) -> None:
-    """The pages are made from the code, so they have what it has: commands, public names, metrics, messages."""
+    """The generated pages have every command, and also public names, metrics and messages."""
     assert re.findall(r"^## statemgr (\S+)$", reference.cli_page(), re.MULTILINE) == sorted(_BUILT_IN)
     assert "`statemgr_commits_total` | counter | job, outcome |" in reference.metrics_page()
     assert "::: statemgr.JobConfig\n" in reference.api_page("statemgr")
@@ -62,7 +62,7 @@ def test_the_reference_has_every_command_and_every_kind_of_error(reference: Modu
 
 
 def test_every_kind_of_error_has_a_section_and_its_exit_status() -> None:
-    """The link below an error leads to a section; the table on the page has the exit status of each kind."""
+    """The link of an error leads to its section, and the table on the page has the exit status of each kind."""
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [kind.__name__ for kind in KINDS]
     rows = re.findall(r"^\| [— ]*\[`(\w+)`\]\(#(\w+)\) \| (\d) \|", page, re.MULTILINE)
@@ -72,15 +72,15 @@ def test_every_kind_of_error_has_a_section_and_its_exit_status() -> None:
 
 
 def test_an_error_knows_its_section() -> None:
-    """A kind that a plug-in adds leads to the nearest kind that the page has."""
+    """A plug-in's error links to the section of its nearest known base class."""
 
     class OfAPlugIn(errors.MissingBlob):
-        """Not in this package."""
+        """A kind that is not in this package."""
 
     assert errors.FencedError("m").documentation == f"{DOCUMENTATION}/errors#fencederror"
     assert OfAPlugIn("m").documentation == f"{DOCUMENTATION}/errors#missingblob"
 
 
 def test_the_address_of_the_site_is_the_same_everywhere() -> None:
-    """mkdocs.yml builds the site for the address that errors link to; pyproject.toml is tested with the wheel."""
+    """mkdocs.yml builds the site for the address that errors link to."""
     assert f"\nsite_url: {DOCUMENTATION}/\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

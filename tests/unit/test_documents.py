@@ -1,4 +1,4 @@
-"""The documentation says what is there: tests that it names, numbers that tests name, links between pages."""
+"""The documentation matches the repository: the tests and numbers that it names exist, and its links work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SUITES = sorted((ROOT / "statemgr" / "testing" / "conformance").glob("*.py"))
 _NODE_ID = re.compile(r"tests/[\w/]+\.py::[\w:]+")
 #: ``| 7 | one sentence | tests |``
 _ROW = re.compile(r"^\| ([ABC]?\d+) \| (.+) \| (.*) \|$")
-#: Scenarios that this release has.
+#: The scenarios of this release.
 SCENARIOS = [
     *(f"A{n}" for n in range(1, 50)),
     *(f"{part}{n}" for part in "BC" for n in range(1, 12)),
 ]
-#: How docstrings of tests name a row: words before a list or a range of numbers → the table.
+#: How docstrings of tests refer to a row: words before a list or a range of numbers → the table.
 _NAMES = {
     "invariant": re.compile(r"\b[Ii]nvariants? (\d+(?:(?:, | and | to )\d+)*)"),
     "protocol": re.compile(r"\b[Pp]rotocol (\d+(?:(?:, | and | to )\d+)*)"),
@@ -32,7 +32,7 @@ _NAMES = {
 
 
 def tables(page: str) -> dict[str, dict[str, tuple[str, list[str]]]]:
-    """Table (by its first heading) → number → sentence and tests; tables of one heading are one."""
+    """Return table (by its first heading) → number → sentence and tests. Tables with the same heading are merged."""
     found: dict[str, dict[str, tuple[str, list[str]]]] = {}
     rows: dict[str, tuple[str, list[str]]] = {}
     lines = (ROOT / "docs" / page).read_text().splitlines()
@@ -46,12 +46,12 @@ def tables(page: str) -> dict[str, dict[str, tuple[str, list[str]]]]:
 
 
 def all_tables() -> dict[str, dict[str, tuple[str, list[str]]]]:
-    """The tables of both pages."""
+    """Return the tables of both pages."""
     return tables("invariants.md") | tables("scenarios.md")
 
 
 def cases_in(path: Path) -> dict[str, str]:
-    """Tests of a file, as the part of a node ID after the file, and their docstrings; parsed, not imported."""
+    """Return the tests of a file, each as the last part of its node ID, with their docstrings. Nothing is imported."""
     found: dict[str, str] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):
@@ -65,20 +65,20 @@ def cases_in(path: Path) -> dict[str, str]:
 
 @cache
 def suites() -> dict[str, list[ast.stmt]]:
-    """The classes of the conformance suites, and their bodies."""
+    """Return the classes of the conformance suites with their bodies."""
     nodes = [node for path in SUITES for node in ast.parse(path.read_text()).body]
     return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and docstring of everything in a file that has one."""
+    """Yield the name and docstring of everything in a file that has one."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield getattr(node, "name", path.name), ast.get_docstring(node) or ""
 
 
 def numbers(text: str) -> list[str]:
-    """``3`` · ``3, 4 and 7`` · ``3 to 5`` as single numbers."""
+    """Expand ``3`` · ``3, 4 and 7`` · ``3 to 5`` into single numbers."""
     found = []
     for part in re.split(r", | and ", text):
         first, _, last = part.partition(" to ")
@@ -87,7 +87,7 @@ def numbers(text: str) -> list[str]:
 
 
 def test_every_test_that_the_pages_name_exists() -> None:
-    """A test that was renamed or removed is noticed by the page that relies on it."""
+    """A page that names a renamed or removed test fails here."""
     known = {f"{path.relative_to(ROOT).as_posix()}::{name}" for path in TESTS for name in cases_in(path)}
     named = [node for page in PAGES for node in _NODE_ID.findall(page.read_text())]
     assert len(named) > 200
@@ -104,7 +104,7 @@ def test_every_test_that_the_pages_name_exists() -> None:
     ],
 )
 def test_every_number_is_there_with_a_test(table: str, expected: list[str]) -> None:
-    """All of them, in order, each with a sentence of its own and at least one test."""
+    """Every number is there, in order, with a sentence of its own and at least one test."""
     rows = all_tables()[table]
     assert list(rows) == expected
     assert [number for number, (_, tests) in rows.items() if not tests] == []
@@ -114,7 +114,7 @@ def test_every_number_is_there_with_a_test(table: str, expected: list[str]) -> N
 
 
 def test_every_number_that_a_test_names_is_on_a_page() -> None:
-    """A docstring that says `A22`, `FAULT 17`, `invariant 7` or `protocol 3` can be looked up."""
+    """A reader can look up every `A22`, `FAULT 17`, `invariant 7` or `protocol 3` in a docstring."""
     rows = all_tables()
     unknown, seen = [], set()
     for path in [*sorted((ROOT / "tests").rglob("*.py")), *SUITES]:
@@ -129,7 +129,7 @@ def test_every_number_that_a_test_names_is_on_a_page() -> None:
 
 
 def test_every_scenario_is_what_one_of_its_tests_says_it_is_about() -> None:
-    """Each scenario's row has at least one test whose own docstring says that it is about it."""
+    """Each scenario's row lists at least one test whose docstring names the scenario."""
     by_test = {
         f"{path.relative_to(ROOT).as_posix()}::{name}": text for path in TESTS for name, text in cases_in(path).items()
     }
@@ -143,7 +143,7 @@ def test_every_scenario_is_what_one_of_its_tests_says_it_is_about() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(page: Path) -> None:
-    """Files exist, and headings that a link goes to are on their page."""
+    """The files that links refer to exist, and so do the headings on their pages."""
     broken = []
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -157,6 +157,6 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may have after the # sign: headings as GitHub turns them into anchors."""
+    """Return a page's headings as the anchors that GitHub makes of them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""errors: one tree; kinds, places and hints survive every way out of a process."""
+"""errors: one class hierarchy, whose kinds, places and hints survive every way out of a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = sorted(
 
 
 def example(kind: type[StatemgrError]) -> StatemgrError:
-    """An error of the kind with everything set."""
+    """Return an error of the kind with everything set."""
     return kind("it broke", hint="fix it", blob="j/1/x", partition=3, offset=None)
 
 
@@ -44,20 +44,20 @@ def test_error_survives_json(kind: type[StatemgrError]) -> None:
 
 
 def test_text_says_what_where_and_hint() -> None:
-    """The text of an error has the message, every place that is known, and the hint."""
+    """The text of an error has the message, every known place and the hint."""
     error = example(CorruptBlob)
     assert str(error) == "it broke [blob=j/1/x, partition=3] Hint: fix it"
     assert str(CorruptBlob("it broke")) == "it broke"
 
 
 def test_outer_caller_adds_places_but_overwrites_none() -> None:
-    """The innermost place is the right one; a caller only fills what is missing."""
+    """The innermost place counts. A caller only adds what is missing."""
     error = CorruptBlob("it broke", store="inner").with_where(store="outer", task="Partition 0", job=None)
     assert error.where == {"store": "inner", "task": "Partition 0"}
 
 
 def test_json_of_an_unknown_kind_is_the_root_class() -> None:
-    """An error that newer software sent is still an error of statemgr."""
+    """An unknown kind, such as one from newer software, is read as a StatemgrError."""
     again = from_json(json.dumps({"error": "FromTheFuture", "message": "m", "hint": None, "where": {}}))
     assert type(again) is StatemgrError
     assert again.message == "m"
@@ -83,11 +83,11 @@ def test_json_keeps_odd_places_as_text() -> None:
     ],
 )
 def test_exit_statuses(kind: type[StatemgrError], status: int) -> None:
-    """Exit status: 1 a check found something, 2 wrong use, 3 not reached, 4 state missing or corrupt."""
+    """Exit status 1 means a check found something, 2 wrong use, 3 not reachable, 4 missing or corrupt state."""
     assert kind.exit_status == status
 
 
 def test_docstring_draws_every_kind() -> None:
-    """The tree in the module's docstring has every kind there is."""
+    """The tree in the module's docstring has every kind."""
     assert errors.__doc__ is not None
     assert [kind.__name__ for kind in KINDS if kind.__name__ not in errors.__doc__] == []

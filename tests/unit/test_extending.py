@@ -1,4 +1,4 @@
-"""docs/extending.md shows the package in examples/plug_ins as it is, and its entry points lead somewhere."""
+"""docs/extending.md shows the package in examples/plug_ins unchanged, and the package's entry points exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGE = ROOT / "examples" / "plug_ins"
 
 
 def test_the_page_shows_the_files() -> None:
-    """The backend and the project file are there whole, and the tests without the docstring of their module."""
+    """The page shows the complete backend and project file, and the tests without the docstring of their module."""
     (project,) = blocks("docs/extending.md", "# Extending statemgr", "toml")
     (backend,) = blocks("docs/extending.md", "## A state backend")
     (tests,) = blocks("docs/extending.md", "## Tests")
@@ -27,7 +27,7 @@ def test_the_page_shows_the_files() -> None:
 
 
 def test_the_page_shows_how_a_store_is_opened() -> None:
-    """The function of the example takes what the page says, and returns a store."""
+    """The function in the example has the signature that the page shows."""
     (shown,) = blocks("docs/extending.md", "## A blob store")
     names = {"JobConfig": JobConfig, "Clock": Clock, "BlobStore": BlobStore}
     documented, real = (signature(one, eval_str=True) for one in (run(shown, names)["open_store"], open_store))
@@ -36,7 +36,7 @@ def test_the_page_shows_how_a_store_is_opened() -> None:
 
 
 def test_the_entry_points_exist() -> None:
-    """Each names an object of a module that the package installs."""
+    """Each entry point names an object in a module that the package installs."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())
     points = project["project"]["entry-points"]
     assert set(points) == {"statemgr.blob_stores", "statemgr.state_backends"}

@@ -1,4 +1,4 @@
-"""health: the pages on metrics.port, and what a loop and a manager say about themselves."""
+"""health: the pages on metrics.port, and the conditions that a loop and a manager report."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.docs.blocks import blocks
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    """Metrics of a job on a free port."""
+    """The metrics of a job on a free port."""
     made = Metrics("orders", "orders/1", 0, ManualClock())
     yield made
     made.close()
 
 
 def get(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body of a page."""
+    """Return the status and body of a page."""
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -45,13 +45,13 @@ def get(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 def page(port: int | None, path: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of a page in JSON."""
+    """Return the status and the JSON body of a page."""
     status, body = get(port, path)
     return status, json.loads(body)
 
 
 def test_the_pages_say_what_is_wrong(metrics: Metrics) -> None:
-    """503 with the reason while the process is not ready, and while it has to be restarted."""
+    """The pages answer 503 with the reason while the process is not ready, and while it has to be restarted."""
     port = metrics.port
     assert page(port, "/healthz") == (200, {"alive": True, "why": []})
     assert page(port, "/readyz") == (
@@ -72,7 +72,7 @@ def test_the_pages_say_what_is_wrong(metrics: Metrics) -> None:
 
 
 def test_other_pages(metrics: Metrics) -> None:
-    """Metrics are at / and at /metrics. Other pages do not exist, and a part that fails is no good answer."""
+    """Metrics are at / and /metrics. An unknown page is an error, and so is a check that fails."""
     assert "statemgr_publish_seconds" in get(metrics.port, "/metrics")[1]
     assert get(metrics.port, "/")[0] == 200
     status, body = get(metrics.port, "/metrics?name[]=statemgr_commits_skipped_total")
@@ -89,7 +89,7 @@ def test_other_pages(metrics: Metrics) -> None:
 
 
 def test_jobs_of_one_process_share_a_port(metrics: Metrics) -> None:
-    """Each has its own series, and one that is not ready makes the process not ready."""
+    """Each job has its own series. One job that is not ready makes the process not ready."""
     metrics.health.watch(lambda: Condition(open=1))
     other = Metrics("payments", "payments/1", metrics.port, ManualClock())
     assert other.port == metrics.port
@@ -103,7 +103,7 @@ def test_jobs_of_one_process_share_a_port(metrics: Metrics) -> None:
 
 
 def test_the_last_one_closes_the_port() -> None:
-    """Nothing listens there afterwards, and the same process can take the port again."""
+    """After the last job closes, nothing listens on the port, and the same process can use it again."""
     first = Metrics("orders", "orders/1", 0, ManualClock())
     port = first.port
     first.close()
@@ -125,7 +125,7 @@ def test_a_taken_port_is_an_error_with_a_hint() -> None:
 
 
 def loop_health() -> tuple[LoopHealth, ManualClock, list[Any], Metrics]:
-    """The health of a loop with max.poll.interval.ms of a minute, its clock, its tasks, and where it is watched."""
+    """Return a loop's health with a max.poll.interval.ms of one minute, its clock, its tasks and its metrics."""
     clock = ManualClock()
     config = JobConfig.from_mapping(
         {"job.name": "orders", "kafka.bootstrap.servers": "b:1", "kafka.consumer.max.poll.interval.ms": 60_000}
@@ -136,7 +136,7 @@ def loop_health() -> tuple[LoopHealth, ManualClock, list[Any], Metrics]:
 
 
 def test_a_loop_is_ready_when_its_tasks_are_open() -> None:
-    """Not before the group has told it its tasks, not while one restores, and not after it has lost them."""
+    """A loop is not ready before the group assigns its tasks, while one restores, or after it has lost them."""
     health, _, tasks, metrics = loop_health()
     with health.watched(metrics.health):
         assert metrics.health.condition().unready == ("the consumer group has not assigned tasks yet",)
@@ -152,7 +152,7 @@ def test_a_loop_is_ready_when_its_tasks_are_open() -> None:
 
 
 def test_a_loop_that_hangs_or_has_failed_is_dead() -> None:
-    """It hangs when the group must have removed it. After an error it stays dead, in case the process does not end."""
+    """A loop that does not poll for longer than max.poll.interval.ms is dead. After an error it stays dead."""
     health, clock, _, metrics = loop_health()
     health.polls()
     with ExitStack() as loop:
@@ -169,7 +169,7 @@ def test_a_loop_that_hangs_or_has_failed_is_dead() -> None:
 
 
 def test_a_loop_of_ones_own() -> None:
-    """Without a ConsumerLoop, the tasks that the application opens count."""
+    """Without a ConsumerLoop, the tasks that the application opens decide."""
     tasks = OpenTasks(ManualClock())
     assert tasks.condition().unready == ("no task is open",)
     opening = Assignment("Partition 0")
@@ -180,7 +180,7 @@ def test_a_loop_of_ones_own() -> None:
 
 
 def test_a_running_loop_is_ready() -> None:
-    """The real loop: ready while it runs with all tasks open."""
+    """The real loop is ready while it runs with all its tasks open."""
 
     def process(task: Task, message: Any) -> None:
         task.store("totals").put(message.key(), message.value())

@@ -1,4 +1,4 @@
-"""Uploads that a commit waits for: how many bytes are on their way, and what becomes of one that is slow."""
+"""Uploads that a commit waits for: how many bytes may be in flight, and what happens to a slow upload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Open = Callable[..., Transfer]
 
 
 class Gate:
-    """A fault that holds one PUT up, after it has landed."""
+    """A fault that delays one PUT after the blob is stored."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -34,7 +34,7 @@ class Gate:
 
 @pytest.fixture
 def blobs() -> FaultyBlobStore:
-    """Where segments go."""
+    """The store that receives the segments."""
     return FaultyBlobStore()
 
 
@@ -58,7 +58,7 @@ def open_uploads(blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open_uploads: Open) -> None:
-    """C7: at the limit of bytes in flight an upload waits, and goes as soon as another one has ended."""
+    """C7: at the limit of bytes in flight an upload waits, and starts as soon as another one ends."""
     uploads, gates = open_uploads(), [Gate(), Gate()]
     blobs.faults["put"] = [*gates]
     with ThreadPoolExecutor(3) as pool:
@@ -77,7 +77,8 @@ def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open
 
 
 def test_no_room_in_time_is_an_error(blobs: FaultyBlobStore, open_uploads: Open) -> None:
-    """C7, invariant 13: a store that takes nothing holds no commit up for ever; nothing of it was sent."""
+    """C7, invariant 13: an upload that finds no room in time is an error and sends nothing, so no commit waits for
+    ever."""
     uploads, gate = open_uploads(patience_s=1.0), Gate()
     blobs.faults["put"] = [gate]
     with ThreadPoolExecutor(1) as pool:
@@ -92,9 +93,9 @@ def test_no_room_in_time_is_an_error(blobs: FaultyBlobStore, open_uploads: Open)
 
 
 def test_the_blob_of_a_slow_upload_goes(blobs: FaultyBlobStore, open_uploads: Open) -> None:
-    """C8: a second attempt overtakes a slow one under another name; what the slow one wrote is deleted when it ends."""
+    """C8: a second attempt under another name overtakes a slow one. The slow one's blob is deleted when it ends."""
     uploads, gate = open_uploads(), Gate()
-    names = [uploads.put_hedged(f"quick-{number}", b"x") for number in range(20)]  # from which the delay is learnt
+    names = [uploads.put_hedged(f"quick-{number}", b"x") for number in range(20)]  # to learn the delay
     blobs.faults["put"] = [gate]
     assert uploads.put_hedged("slow", b"x") == "slow-1"
     assert {info.blob_id for info in list_blobs(blobs, "")} == {*names, "slow", "slow-1"}

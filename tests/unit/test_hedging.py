@@ -1,4 +1,4 @@
-"""Hedged calls: who wins, what losers may do, the learnt delay and the budget."""
+"""Hedged calls: which attempt wins, what happens to the losers, the learned delay and the budget."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LIMIT_S = 20
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Time by hand: what is learnt is what a test says."""
+    """A manual clock, so that the test decides which latencies are learned."""
     return ManualClock()
 
 
 @pytest.fixture
 def hedger(clock: ManualClock) -> Iterator[Hedger]:
-    """One that hedges at once: it has learnt that attempts take no time."""
+    """A hedger that has learned that attempts take no time, so it hedges at once."""
     made = Hedger(clock, Threads(), threads=8, budget=1, least_samples=5, least_delay=0)
     for _ in range(5):
         made.call(lambda number: number)
@@ -39,7 +39,7 @@ def waiting(event: threading.Event) -> None:
 
 
 def test_one_attempt_is_enough(clock: ManualClock) -> None:
-    """Nothing is hedged before enough latencies are known."""
+    """A call is not hedged until enough latencies are known."""
     hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=100, least_delay=0)
     assert [hedger.call(lambda number: number) for _ in range(50)] == [0] * 50
     hedger.close()
@@ -47,7 +47,7 @@ def test_one_attempt_is_enough(clock: ManualClock) -> None:
 
 
 def test_the_second_attempt_wins_and_the_loser_is_handed_over(hedger: Hedger) -> None:
-    """C8: an attempt that hangs is overtaken; its late result goes to whoever cleans up after it."""
+    """C8: a second attempt overtakes one that hangs. The late result goes to the function that cleans up."""
     release, handed = threading.Event(), threading.Event()
     late: list[str] = []
 
@@ -70,7 +70,7 @@ def test_the_second_attempt_wins_and_the_loser_is_handed_over(hedger: Hedger) ->
 
 
 def test_a_failure_is_no_result_while_another_attempt_runs(hedger: Hedger) -> None:
-    """An attempt that fails beside a running one loses; the running one's result counts."""
+    """An attempt that fails while another one runs loses, and the other one's result counts."""
     extra_runs, failed = threading.Event(), threading.Event()
 
     def attempt(number: int) -> int:
@@ -86,7 +86,7 @@ def test_a_failure_is_no_result_while_another_attempt_runs(hedger: Hedger) -> No
 
 
 def test_when_all_attempts_fail_the_last_error_is_raised(hedger: Hedger) -> None:
-    """Nothing vanishes: both attempts failed, and the caller hears of it."""
+    """If both attempts fail, the caller gets the error."""
     extra_runs = threading.Event()
 
     def attempt(number: int) -> int:
@@ -101,7 +101,7 @@ def test_when_all_attempts_fail_the_last_error_is_raised(hedger: Hedger) -> None
 
 
 def test_a_first_attempt_that_fails_before_the_delay_is_the_answer(clock: ManualClock) -> None:
-    """Hedging is no retrying: a quick failure surfaces at once, without a second request."""
+    """Hedging is not retrying: a quick failure is raised at once, without a second attempt."""
     hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=1, least_delay=LIMIT_S)
     hedger.call(lambda number: number)
 
@@ -115,7 +115,7 @@ def test_a_first_attempt_that_fails_before_the_delay_is_the_answer(clock: Manual
 
 
 def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be cleaned up is left to its TTL, and logged."""
+    """A late result that cannot be cleaned up is logged."""
     release = threading.Event()
 
     def attempt(number: int) -> int:
@@ -133,11 +133,11 @@ def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCapt
 
 
 def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:
-    """C8: a store that is slow as a whole gets at most the budget's extra requests."""
+    """C8: a store that is slow for every request gets at most the budget's extra requests."""
     hedger = Hedger(clock, Threads(), threads=4, budget=0.1, least_samples=1, least_delay=0)
 
     def attempt(number: int) -> int:
-        threading.Event().wait(0.001)  # longer than what was learnt from the clock, which stands still
+        threading.Event().wait(0.001)  # longer than the delay learned from the clock, which stands still
         return number
 
     for _ in range(200):
@@ -148,7 +148,7 @@ def test_the_budget_caps_the_extra_attempts(clock: ManualClock) -> None:
 
 
 def test_the_delay_is_a_high_percentile_of_recent_latencies(clock: ManualClock) -> None:
-    """An attempt that takes as long as usual is not hedged; the delay follows what is seen."""
+    """An attempt of the usual duration is not hedged. The delay follows the observed latencies."""
     hedger = Hedger(clock, Threads(), threads=1, budget=1, least_samples=20, least_delay=0)
 
     def taking(seconds: float) -> Callable[[int], None]:
@@ -168,7 +168,7 @@ def test_the_delay_is_a_high_percentile_of_recent_latencies(clock: ManualClock) 
 
 
 def test_calls_beyond_the_threads_queue(clock: ManualClock) -> None:
-    """More calls than threads all end, also when extra attempts wait behind them and are not needed any more."""
+    """More calls than threads all end, even if extra attempts wait behind them and are no longer needed."""
     hedger = Hedger(clock, Threads(), threads=2, budget=1, least_samples=1, least_delay=0)
     dice = random.Random(7)
     naps = [dice.random() / 200 for _ in range(100)]
@@ -188,7 +188,7 @@ def test_calls_beyond_the_threads_queue(clock: ManualClock) -> None:
 
 
 def test_a_caller_that_is_interrupted_leaves_nothing_behind(hedger: Hedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt ends the waiting; what succeeds afterwards is handed over as lost."""
+    """An interrupt ends the wait. An attempt that succeeds afterwards is handed over as lost."""
     late: list[int] = []
     release = threading.Event()
 

@@ -1,7 +1,8 @@
-"""Hints: every command, option, keyword and configuration key that one names exists.
+"""Hints: every command, option, keyword and configuration key in a hint exists.
 
-The hints are collected from the source: what is passed as ``hint=``, ``fix=`` or to ``TopicProblem``. Names are
-followed to the texts that are assigned to them; what only the running program knows is the placeholder ``…``.
+The test collects the hints from the source: arguments called ``hint``, ``fix`` or ``fix_command``, and those of
+``TopicProblem``. It follows names to the texts assigned to them. ``…`` stands for a value that only the running program
+knows.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "statemgr").rglob("*.py"), *(ROOT / "spark_integration").rglob("*.py")])
 _KEYWORDS = {"hint", "fix", "fix_command"}
 _UNKNOWN = "…"
-#: What passes a hint on that another place made, and that is therefore collected there.
+#: Expressions that pass on a hint from another place, where the test collects it.
 _PASSED_ON = re.compile(
     r"\w+\.(hint|fix|fix_command)|(fix or )?error\.hint( or '')?|hint|fix|data\['hint'\]|lines\[-1\].*"
 )
-#: "statemgr" in a sentence, not as a command.
+#: Words after "statemgr" in a sentence that is not a command.
 _PROSE = {"again", "may", "where"}
 #: Options that nearly every command has.
 _COMMON = {"--config", "--set"}
-#: Words that promise a command → the command that must be there.
+#: Words that promise a command → the command that must exist.
 _PROMISES = {
     r"\broll(ed|ing)? back": "checkpoints rollback",
     r"\badopt": "adopt",
@@ -46,14 +47,14 @@ _KEY = re.compile(r"(?<![\w./-])(?:job|task|stores|blob\.store|kafka|state|metri
 
 @dataclass(frozen=True)
 class Hint:
-    """One text that a hint can be, and where it is written."""
+    """One possible text of a hint, and where it is written."""
 
     place: str
     text: str
 
     @property
     def of_command(self) -> bool:
-        """Whether a command line says it."""
+        """Whether a command line prints it."""
         return self.place.startswith(("statemgr/cli/", "statemgr_tools/commands/demo.py"))
 
 
@@ -96,7 +97,7 @@ class Module:
                 self._assign(one, its)
 
     def texts(self, node: ast.expr, following: frozenset[str] = frozenset()) -> list[str]:
-        """Every text that an expression can be, with placeholders."""
+        """Return every text that an expression can be, with placeholders."""
         if isinstance(node, ast.Constant):
             return [node.value] if isinstance(node.value, str) else []
         if isinstance(node, ast.JoinedStr):
@@ -131,7 +132,7 @@ class Module:
 
 
 def hints_of(path: Path) -> Iterator[Hint]:
-    """The hints of one file; a hint of which nothing can be read is an error of the test."""
+    """Yield the hints of one file. A hint with no readable text fails the test."""
     tree = ast.parse(path.read_text())
     module = Module.of(path)
     for node in ast.walk(tree):
@@ -150,7 +151,7 @@ def hints_of(path: Path) -> Iterator[Hint]:
 
 @cache
 def hints() -> tuple[Hint, ...]:
-    """All of them."""
+    """Return all hints."""
     found = tuple(dict.fromkeys(hint for path in SOURCES for hint in hints_of(path)))
     assert len(found) > 200
     return found
@@ -158,7 +159,7 @@ def hints() -> tuple[Hint, ...]:
 
 @cache
 def commands() -> dict[str, click.Command]:
-    """``topics create`` → the command; groups too."""
+    """Return every command and group by its name, such as ``topics create``."""
     context = click.Context(cli)
     found: dict[str, click.Command] = {}
 
@@ -175,7 +176,7 @@ def commands() -> dict[str, click.Command]:
 
 
 def options(command: click.Command) -> set[str]:
-    """The options of a command."""
+    """Return the options of a command."""
     return {name for p in command.params for name in (*p.opts, *p.secondary_opts) if name.startswith("--")}
 
 
@@ -184,7 +185,7 @@ def _every_option() -> set[str]:
 
 
 def problems(text: str, *, from_a_command: bool = False) -> Iterator[str]:
-    """What a hint names that does not exist. An option alone is understood only where a command says it of itself."""
+    """Yield what a hint names that does not exist. A command's own hint may name its options without the command."""
     for quoted in re.findall(r"`(statemgr[^`]*)`", text):
         yield from _problems_of_command(quoted)
     rest = _OTHER_PROGRAM.sub("", re.sub(r"`[^`]*`", "", text))
@@ -226,7 +227,7 @@ def _problems_of_names(text: str) -> Iterator[str]:
 
 
 def _is_key(key: str) -> bool:
-    """A key, a pattern of the table, or the beginning of one (``kafka.sasl.*``)."""
+    """Whether this is a key, a pattern of the table, or the beginning of one (``kafka.sasl.*``)."""
     name = key.replace("<name>", "name").replace(_UNKNOWN, "name")
     if name.endswith(".*"):
         start = name.removesuffix("*")
@@ -235,7 +236,8 @@ def _is_key(key: str) -> bool:
 
 
 def test_every_hint_names_only_what_exists() -> None:
-    """Commands with their options, options, one-shot permissions, configuration keys, and promises of a command."""
+    """The test checks commands with their options, single options, permissions, configuration keys and promised
+    commands."""
     wrong = [
         f"{hint.place}: {problem} in {hint.text!r}"
         for hint in hints()
@@ -259,7 +261,7 @@ def test_every_hint_names_only_what_exists() -> None:
     ],
 )
 def test_a_hint_that_names_what_is_not_there_is_found(text: str) -> None:
-    """The test above notices each kind of name."""
+    """The test above notices each kind of wrong name."""
     assert list(problems(text)) != []
 
 
@@ -278,5 +280,5 @@ def test_a_hint_that_names_what_is_not_there_is_found(text: str) -> None:
     ],
 )
 def test_a_hint_that_is_right_passes(text: str) -> None:
-    """What exists is not complained of."""
+    """A hint that names only what exists passes."""
     assert list(problems(text)) == []

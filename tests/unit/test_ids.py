@@ -1,4 +1,4 @@
-"""ids: checkpoint IDs, attempt IDs, task names."""
+"""ids: checkpoint IDs, attempt IDs and task names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_checkpoint_id_is_millis_and_nanos() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 2**63 - 1))
 def test_checkpoint_id_round_trips(time_ns: int) -> None:
-    """Any time's ID is read from its own text, and IDs are ordered as their times are."""
+    """An ID can be parsed from its own text, and IDs have the same order as their times."""
     checkpoint_id = CheckpointId.at(time_ns)
     assert CheckpointId.parse(str(checkpoint_id)) == checkpoint_id
     assert CheckpointId.at(time_ns + 1) > checkpoint_id
@@ -28,14 +28,14 @@ def test_checkpoint_id_round_trips(time_ns: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1-2", "-000001", "1-0000001", "a-000001", "1-000001\n", "1-000001 "])
 def test_other_text_is_no_checkpoint_id(text: str) -> None:
-    """Anything else is refused with a hint of what one looks like."""
+    """Any other text is refused with an example of a checkpoint ID."""
     with pytest.raises(InvalidError, match="looks like"):
         CheckpointId.parse(text)
 
 
 @pytest.mark.parametrize("index", [0, 1, 10, 999_999])
 def test_task_names_round_trip(index: int) -> None:
-    """Task i is called 'Partition i', and its path has no blank."""
+    """Task i is called 'Partition i', and its path has no space."""
     assert task_name(index) == f"Partition {index}"
     assert task_index(task_name(index)) == index
     assert task_path(task_name(index)) == f"Partition_{index}"
@@ -51,7 +51,7 @@ def test_other_text_is_no_task(task: str) -> None:
 
 
 def test_attempt_ids_are_unique_and_sort_by_time() -> None:
-    """Two attempts at the same time differ by their token; a later one sorts after an earlier one."""
+    """Two attempts at the same time differ in their token, and a later attempt sorts after an earlier one."""
     tokens = (f"{n:032x}" for n in count(1 << 64))
     times = iter([1_700_000_000_000_000_000, 1_700_000_000_000_000_000, 1_700_000_000_001_000_000])
     ids = IdSource(lambda: next(times), lambda: next(tokens)[::-1])

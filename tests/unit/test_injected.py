@@ -1,4 +1,4 @@
-"""The clock, the IDs and the threads come from outside, so that whole histories can run deterministically."""
+"""The clock, the IDs and the threads can be injected, so that complete histories run deterministically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.blob_faults import ManualClock
 
 
 class World:
-    """A clock that stands still, and IDs that count."""
+    """A clock that stands still, and IDs that count up."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
@@ -37,7 +37,7 @@ class World:
         self.made: list[Services] = []
 
     def services(self, config: JobConfig) -> Services:
-        """The services of this world."""
+        """Return new services with this world's clock and IDs."""
         numbers = count(1)
         ids = IdSource(time_ns=lambda: 7_000_000, token=lambda: f"{next(numbers):032}")
         self.made.append(open_services(config, self.clock, ids, Threads()))
@@ -45,7 +45,7 @@ class World:
 
 
 def test_managers_readers_and_standbys_use_what_they_are_given(tmp_path: Path) -> None:
-    """None of them makes a clock of its own."""
+    """None of them makes its own services."""
     world = World(tmp_path)
     with StateManager(world.config, services=world.services) as manager:
         assert manager.clock is world.clock
@@ -56,7 +56,7 @@ def test_managers_readers_and_standbys_use_what_they_are_given(tmp_path: Path) -
 
 
 def test_the_same_history_gives_the_same_commit(tmp_path: Path) -> None:
-    """An attempt with injected IDs names its blobs alike on every run."""
+    """An attempt with injected IDs gives its blobs the same names on every run."""
     prepared = []
     for name in ("first", "second"):
         world = World(tmp_path / name)

@@ -41,25 +41,25 @@ def _install(tmp_path: Path, python: str | None, **environment: str) -> str:
 
 @pytest.mark.parametrize("python", [None, _OLD])
 def test_no_recent_python_is_one_clear_line(tmp_path: Path, python: str | None) -> None:
-    """Without a Python 3.11 the line says what to install."""
+    """Without Python 3.11 or newer, the line says what to install."""
     assert "Python 3.11 or newer was not found; install it" in _install(tmp_path, python)
 
 
 def test_a_named_python_that_is_old_or_absent_is_one_clear_line(tmp_path: Path) -> None:
-    """PYTHON is taken at its word."""
+    """If PYTHON names an old or missing program, the script reports that instead of looking for another one."""
     assert "older than Python 3.11" in _install(tmp_path, _OLD, PYTHON="python3")
     shutil.rmtree(tmp_path / "bin")
     assert "not a program" in _install(tmp_path, None, PYTHON="python9")
 
 
 def test_a_python_without_ensurepip_is_one_clear_line(tmp_path: Path) -> None:
-    """Debian leaves the venv module out of python3."""
+    """Debian's python3 lacks the venv module, so the line names the package to install."""
     assert "apt install python3-venv" in _install(tmp_path, _WITHOUT_VENV)
 
 
 @pytest.mark.long
 def test_no_network_is_one_clear_line(tmp_path: Path) -> None:
-    """An index that cannot be reached is told from a dependency that cannot be had."""
+    """If the package index is unreachable, the line says so."""
     settings = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
     line = _install(tmp_path, _SOUND, PIP_CONFIG_FILE="/dev/null", **settings)
     assert "package index could not be reached" in line

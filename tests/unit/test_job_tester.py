@@ -33,7 +33,7 @@ ZERO, ONE = "Partition 0", "Partition 1"
 
 
 def append(task: Task, message: Message) -> None:
-    """Each value is appended to the state of its key, which is also the output."""
+    """Append each value to the state of its key, and produce the new state."""
     key, value = message.key() or b"", message.value() or b""
     if value == b"poison":
         raise ValueError("poison")
@@ -44,18 +44,18 @@ def append(task: Task, message: Message) -> None:
 
 @pytest.fixture
 def tester() -> Iterator[JobTester]:
-    """Two tasks of one member."""
+    """A member with two tasks."""
     with JobTester(CONFIG, append) as tester:
         yield tester
 
 
 def state(tester: JobTester, task: str = ZERO) -> dict[bytes, bytes]:
-    """What the store of a task has."""
+    """Return the content of a task's store."""
     return dict(tester.store("totals", task=task).range())
 
 
 def test_what_was_sent_is_processed(tester: JobTester) -> None:
-    """The call returns after the message was processed by the task of its partition, in order."""
+    """`send` returns after the task of the partition has processed the message. Messages keep their order."""
     offsets = [tester.send("orders", "a", value, partition=1) for value in ("1", "2", "3")]
     assert offsets == [0, 1, 2]
     assert state(tester, ONE) == {b"a": b"123"}
@@ -63,7 +63,7 @@ def test_what_was_sent_is_processed(tester: JobTester) -> None:
 
 
 def test_a_key_chooses_one_partition(tester: JobTester) -> None:
-    """Records of one key stay together, and not all keys are in one task."""
+    """Records with the same key go to the same partition, and different keys reach both tasks."""
     for key in "abcdefgh" * 2:
         tester.send("orders", key, "x")
     found = [state(tester, task) for task in (ZERO, ONE)]
@@ -73,7 +73,7 @@ def test_a_key_chooses_one_partition(tester: JobTester) -> None:
 
 
 def test_output_and_checkpoint_come_with_the_commit(tester: JobTester) -> None:
-    """Both are published by one transaction, and by nothing earlier."""
+    """The transaction of a commit publishes both, and nothing is visible before it."""
     tester.send("orders", "a", "1", partition=0)
     assert tester.output("out") == []
     assert tester.checkpoint(ZERO) is None
@@ -86,7 +86,7 @@ def test_output_and_checkpoint_come_with_the_commit(tester: JobTester) -> None:
 
 
 def test_the_clock_makes_a_commit_due(tester: JobTester) -> None:
-    """A commit begins when task.commit.ms (a minute) is over, and time stamps move only with the clock."""
+    """A commit begins when task.commit.ms (one minute) has passed. Time stamps change only with the clock."""
     before = tester.now_ms
     tester.send("orders", "a", "1", partition=0)
     tester.advance(seconds=1)
@@ -98,12 +98,12 @@ def test_the_clock_makes_a_commit_due(tester: JobTester) -> None:
 @pytest.mark.parametrize("backend", ["kafka-changelog", "blob-store", None])
 @pytest.mark.parametrize("lose_disk", [True, False])
 def test_a_crash_loses_what_was_not_published(tester: JobTester, backend: str | None, lose_disk: bool) -> None:
-    """The state is that of the checkpoint, and later input is processed again, with one output for each."""
+    """The state returns to the checkpoint. Later input is processed again, with one output for each message."""
     tester.send("orders", "a", "1", partition=0)
     tester.commit()
     tester.send("orders", "a", "2", partition=0)
     tester.crash(lose_disk=lose_disk)
-    tester.send("orders", "a", "3", partition=0)  # nobody is there to process it
+    tester.send("orders", "a", "3", partition=0)  # the job does not run, so nothing processes this message
     tester.restore(backend)
     assert state(tester) == {b"a": b"123"}
     tester.commit()
@@ -111,7 +111,7 @@ def test_a_crash_loses_what_was_not_published(tester: JobTester, backend: str | 
 
 
 def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
-    """Without its blobs the state cannot come from the blob store, but still comes from the changelog."""
+    """Without its blobs the state cannot be restored from the blob store, but still from the changelog."""
     tester.send("orders", "a", "1", partition=0)
     tester.commit()
     tester.crash()
@@ -128,7 +128,7 @@ def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
 
 
 def test_a_clean_stop_commits(tester: JobTester) -> None:
-    """As after SIGTERM."""
+    """A clean stop, as after SIGTERM, commits first."""
     tester.send("orders", "a", "1", partition=0)
     tester.stop()
     assert [record.value for record in tester.output("out")] == [b"1"]
@@ -137,7 +137,7 @@ def test_a_clean_stop_commits(tester: JobTester) -> None:
 
 
 def test_members_share_the_tasks(tester: JobTester) -> None:
-    """The task that moves is committed, restored by the other member, and goes on there; and back."""
+    """A task that moves is committed, restored by the other member, and continues there. It can move back."""
     tester.send("orders", "a", "1", partition=1)
     tester.rebalance(members=2)
     assert (tester.owner(ZERO), tester.owner(ONE)) == (0, 1)
@@ -150,7 +150,7 @@ def test_members_share_the_tasks(tester: JobTester) -> None:
 
 
 def test_more_members_than_tasks(tester: JobTester) -> None:
-    """The third has no task, and does no harm in a crash of all."""
+    """The third member has no task, and a crash of all members does no harm."""
     tester.rebalance(members=3)
     tester.send("orders", "a", "1", partition=1)
     tester.crash()
@@ -159,7 +159,7 @@ def test_more_members_than_tasks(tester: JobTester) -> None:
 
 
 def test_batches_are_one_call(tester: JobTester) -> None:
-    """What waited while the job did not run arrives in batches, each message once and in order."""
+    """Messages that arrive while the job is stopped come in batches, each message once and in order."""
     batches: list[list[bytes]] = []
 
     def process_batch(task: Task, messages: Sequence[Message]) -> None:
@@ -177,7 +177,7 @@ def test_batches_are_one_call(tester: JobTester) -> None:
 
 
 def test_the_clock_runs_timers() -> None:
-    """A timer is called when its time has come, also again after a crash, and a commit has what it wrote."""
+    """A timer runs when it is due, even after a crash, and the commit includes what it wrote."""
 
     def on_open(task: Task) -> None:
         def tick(task: Task) -> None:
@@ -199,7 +199,7 @@ def test_the_clock_runs_timers() -> None:
 
 
 def test_an_error_ends_the_job(tester: JobTester) -> None:
-    """The call raises what process raised. A new version of it continues from the checkpoint."""
+    """The call raises the error of the process function. A corrected function continues from the checkpoint."""
     tester.send("orders", "a", "1", partition=0)
     tester.commit()
     with pytest.raises(ValueError, match="poison"):
@@ -217,7 +217,7 @@ def test_an_error_ends_the_job(tester: JobTester) -> None:
 
 
 def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
-    """Each mistake has a typed error that says what to do."""
+    """Each mistake raises a typed error that says what to do."""
     mistakes = {
         "is not an input topic": lambda: tester.send("other", "a", "1"),
         "has no partition 2": lambda: tester.send("orders", "a", "1", partition=2),
@@ -243,7 +243,7 @@ def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
 
 
 def test_it_works_only_in_its_block() -> None:
-    """Before and after, every call is refused; a job without input topics from the beginning."""
+    """Before and after the block every call is refused. A job without input topics is refused from the start."""
     tester = JobTester(CONFIG, append)
     with pytest.raises(InvalidError, match="is not open"):
         tester.send("orders", "a", "1")
@@ -256,7 +256,7 @@ def test_it_works_only_in_its_block() -> None:
 
 
 def test_output_is_refused_as_by_a_broker() -> None:
-    """Text is encoded; a record that is too large, a wrong topic and headers that are no pairs end the job."""
+    """Text is encoded. A record that is too large, a wrong topic and headers that are not pairs end the job."""
     ways: dict[bytes, Callable[[Task], None]] = {
         b"text": lambda task: task.produce("out", "é", "é", headers=[("a", "é")]),  # type: ignore[arg-type,list-item]
         b"large": lambda task: task.produce("out", b"a", b"x" * 1_000_000),
@@ -285,7 +285,7 @@ def test_output_is_refused_as_by_a_broker() -> None:
 
 
 def test_the_servers_of_a_configuration_are_not_touched() -> None:
-    """A configuration for production is used as it is, apart from its servers and places."""
+    """A production configuration works unchanged, but its servers and directories are not used."""
     given = {
         **CONFIG,
         "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -301,7 +301,7 @@ def test_the_servers_of_a_configuration_are_not_touched() -> None:
 
 
 def test_the_example_passes_and_the_page_shows_it(tmp_path: Path) -> None:
-    """examples/consumer-loop is tested with its own tests, and docs/testing.md quotes both files."""
+    """The tests in examples/consumer-loop pass, and docs/testing.md quotes both files."""
     program, tests = blocks("docs/testing.md", "# Testing a job")
     assert program in (EXAMPLE / "totals.py").read_text()
     assert (EXAMPLE / "test_totals.py").read_text().endswith(tests)

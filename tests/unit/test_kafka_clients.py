@@ -1,4 +1,4 @@
-"""librdkafka's errors as statemgr's kinds, and the settings of its clients. No broker."""
+"""How librdkafka's errors become statemgr's kinds, and the settings of its clients. Needs no broker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _RIGHTS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AU
     ],
 )
 def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[StatemgrError]) -> None:
-    """The kind, what was being done, and where."""
+    """The error has the right kind, says which action failed, and says where."""
     error = translate(KafkaError(code), "reading a topic", topic="orders", partition=3)
     assert type(error) is kind
     assert error.message.startswith("reading a topic: ")
@@ -70,12 +70,12 @@ def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[St
     ],
 )
 def test_a_question_to_a_leader_that_moves_is_put_again(code: int, passes: bool) -> None:
-    """FAULT 15: a new or moved partition has no leader for a moment; no job must fail by that."""
+    """FAULT 15: a new or moved partition briefly has no leader, and this must not make a job fail."""
     assert may_pass(KafkaError(code)) is passes
 
 
 def test_a_time_out_after_a_refusal_is_a_refusal() -> None:
-    """Wrong credentials show as time-outs of calls; what the client reported beside them says why."""
+    """Wrong credentials appear as time-outs of calls. The client's own report gives the reason."""
     reported = ClientErrors()
     timed_out = KafkaError(KafkaError._TIMED_OUT)
     assert type(translate(timed_out, "asking", reported=reported)) is UnavailableError
@@ -88,7 +88,7 @@ def test_a_time_out_after_a_refusal_is_a_refusal() -> None:
 
 
 def test_an_unreachable_broker_is_named() -> None:
-    """The last report has the address; it becomes part of the message."""
+    """The client's last report has the broker's address, which becomes part of the message."""
     reported = ClientErrors()
     reported(KafkaError(KafkaError._TRANSPORT, "broker-7:9092: connection refused"))
     error = translate(KafkaError(KafkaError._TIMED_OUT), "asking", reported=reported)
@@ -96,7 +96,8 @@ def test_an_unreachable_broker_is_named() -> None:
 
 
 def test_a_limit_of_this_process_is_named() -> None:
-    """FAULT 24: without descriptors the client also reports that the brokers are down, which sends the reader there."""
+    """FAULT 24: without file descriptors the client also reports that the brokers are down. The error names the real
+    cause."""
     reported = ClientErrors()
     reported(KafkaError(KafkaError._TRANSPORT, "broker-7:9092: Failed to create socket: Too many open files"))
     reported(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
@@ -106,14 +107,14 @@ def test_a_limit_of_this_process_is_named() -> None:
 
 
 def test_exceptions_in_a_block_are_translated() -> None:
-    """The vendor's exception is the cause, and does not come through."""
+    """The vendor's exception becomes the cause of a typed error."""
     with pytest.raises(UnavailableError) as raised, translated("asking", topic="t"):
         raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     assert isinstance(raised.value.__cause__, KafkaException)
 
 
 def test_a_fatal_error_under_a_system_error_is_found() -> None:
-    """A fatal error raised while a callback is called hides under the interpreter's SystemError."""
+    """A fatal error raised during a callback hides behind the interpreter's SystemError."""
     fatal = KafkaException(KafkaError(KafkaError._FENCED, fatal=True))
     with pytest.raises(KafkaException) as raised, unmasked():
         raise SystemError("returned a result with an exception set") from fatal
@@ -123,7 +124,7 @@ def test_a_fatal_error_under_a_system_error_is_found() -> None:
 
 
 def test_a_fatal_error_that_the_client_lost_is_still_one() -> None:
-    """A callback that runs after it can lose the exception: what remains is that the call failed."""
+    """A later callback can lose the exception. The client then knows only that the call failed."""
     with pytest.raises(KafkaException) as raised, unmasked():
         raise SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
     assert raised.value.args[0].code() == KafkaError._FATAL
@@ -131,7 +132,7 @@ def test_a_fatal_error_that_the_client_lost_is_still_one() -> None:
 
 
 def test_a_setting_that_librdkafka_refuses_is_a_config_error() -> None:
-    """The error names it, and not the values beside it."""
+    """The error names the setting and does not reveal other values."""
     config = JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -146,7 +147,7 @@ def test_a_setting_that_librdkafka_refuses_is_a_config_error() -> None:
 
 
 def test_secrets_reach_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """With everything that the client logs, also in its debug mode, the password is not in it."""
+    """The password never appears in the client's log, even in debug mode."""
     config = JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -166,7 +167,7 @@ def test_secrets_reach_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_the_protocol_needs_wins_over_the_configuration() -> None:
-    """The fixed settings are given last; only librdkafka's own view can be asked for, so a contradiction is used."""
+    """Settings that the protocol needs override the configuration. A contradiction makes them visible."""
     config = JobConfig.from_mapping(
         {
             "job.name": "orders",

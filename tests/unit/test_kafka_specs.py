@@ -1,4 +1,4 @@
-"""How a job's topics must be, from its configuration alone. No broker."""
+"""How a job's topics must be set up, according to its configuration. Needs no broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _config(**more: object) -> JobConfig:
 
 
 def test_only_stores_with_a_changelog_have_a_topic() -> None:
-    """A store that is backed up to blobs alone, or not at all, needs none; one that restores from it does."""
+    """A store without a changelog backup needs no topic, unless it restores from one."""
     config = _config(
         stores__a__type="memory",
         stores__b__backup__factories=["blob-store"],
@@ -29,7 +29,7 @@ def test_only_stores_with_a_changelog_have_a_topic() -> None:
 
 
 def test_the_configuration_decides_partitions_replicas_and_lag() -> None:
-    """One partition per task, except the checkpoint topic, which has one."""
+    """A changelog has one partition per task. The checkpoint topic has one partition."""
     config = _config(
         job__tasks=5,
         task__checkpoint__replication__factor=3,

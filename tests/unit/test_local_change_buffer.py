@@ -1,4 +1,4 @@
-"""The change buffer: nothing is dropped before it is acknowledged, and memory has a budget."""
+"""The change buffer: it drops nothing before it is acknowledged, and its memory has a budget."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LARGE = 1 << 30
 
 @pytest.fixture
 def spill(tmp_path: Path) -> Path:
-    """Where changes are spilled to; it does not exist yet."""
+    """The directory for spilled changes, which does not exist yet."""
     return tmp_path / "spill"
 
 
 @pytest.fixture
 def buffer(spill: Path) -> Iterator[ChangeBuffer]:
-    """A buffer whose budget is never met."""
+    """A buffer that never reaches its budget."""
     made = ChangeBuffer(spill, LARGE)
     yield made
     made.close()
 
 
 def applied(frozen: FrozenChanges) -> dict[bytes, bytes | None]:
-    """The newest change of each key."""
+    """Return the newest change of each key."""
     return dict(frozen)
 
 
 def test_newest_change_of_a_key(buffer: ChangeBuffer, spill: Path) -> None:
-    """Between two freezes a key has one change, its newest."""
+    """Between two freezes, a key has only its newest change."""
     buffer.put(b"a", b"1")
     buffer.extend([(b"b", b"22"), (b"a", None), (b"c", b""), (b"", b"empty key")])
     frozen = buffer.freeze()
@@ -47,14 +47,14 @@ def test_newest_change_of_a_key(buffer: ChangeBuffer, spill: Path) -> None:
 
 
 def test_empty(buffer: ChangeBuffer) -> None:
-    """Nothing changed: an empty change set."""
+    """Without changes, the change set is empty."""
     frozen = buffer.freeze()
     assert (list(frozen), frozen.count, frozen.size) == ([], 0, 0)
     buffer.acknowledge(frozen)
 
 
 def test_frozen_is_fixed_and_repeatable(buffer: ChangeBuffer) -> None:
-    """Later changes are not in what was frozen, which can be iterated any number of times."""
+    """Later changes do not affect a frozen change set, which can be iterated any number of times."""
     buffer.put(b"a", b"1")
     frozen = buffer.freeze()
     buffer.put(b"a", b"2")
@@ -63,7 +63,7 @@ def test_frozen_is_fixed_and_repeatable(buffer: ChangeBuffer) -> None:
 
 
 def test_failed_commit_is_in_the_next_one(buffer: ChangeBuffer) -> None:
-    """Invariant 4, fault 6: without an acknowledgement everything stays, older changes first."""
+    """Invariant 4, fault 6: without an acknowledgement all changes stay, older ones first."""
     buffer.extend([(b"a", b"1"), (b"b", b"1")])
     buffer.freeze()
     buffer.extend([(b"a", b"2"), (b"c", None)])
@@ -75,7 +75,7 @@ def test_failed_commit_is_in_the_next_one(buffer: ChangeBuffer) -> None:
 
 
 def test_acknowledge_drops_just_what_was_frozen(buffer: ChangeBuffer) -> None:
-    """Changes made while a commit was on its way are in the next one, also of keys that it had."""
+    """Changes made during a commit are in the next one, even for keys that the commit has."""
     buffer.extend([(b"a", b"1"), (b"b", b"1")])
     first = buffer.freeze()
     buffer.extend([(b"a", b"2")])
@@ -89,7 +89,7 @@ def test_acknowledge_drops_just_what_was_frozen(buffer: ChangeBuffer) -> None:
 
 
 def test_beyond_the_budget_changes_are_in_files(spill: Path) -> None:
-    """Invariant 13: memory stays within the budget; what was spilled is read back, and removed when acknowledged."""
+    """Invariant 13: memory stays within the budget. Spilled changes are read back, and deleted when acknowledged."""
     buffer = ChangeBuffer(spill, 100_000)
     expected: dict[bytes, bytes | None] = {}
     for batch in range(20):
@@ -112,7 +112,7 @@ def test_beyond_the_budget_changes_are_in_files(spill: Path) -> None:
 
 
 def test_keys_that_change_again_and_again_stay_in_memory(spill: Path) -> None:
-    """What counts against the budget is the newest change of each key, not every change that there was."""
+    """Only the newest change of each key counts against the budget."""
     buffer = ChangeBuffer(spill, 100_000)
     for turn in range(300):
         buffer.extend([(b"%03d" % key, b"%08d" % turn) for key in range(100)])
@@ -124,7 +124,7 @@ def test_keys_that_change_again_and_again_stay_in_memory(spill: Path) -> None:
 
 
 def test_one_change_above_the_budget(spill: Path) -> None:
-    """A single change larger than the budget is kept in a file, whole."""
+    """A single change larger than the budget is kept in a file."""
     buffer = ChangeBuffer(spill, 1000)
     value = os.urandom(100_000)
     buffer.put(b"a", value)
@@ -135,7 +135,7 @@ def test_one_change_above_the_budget(spill: Path) -> None:
 
 
 def test_altered_spill_file_is_an_error(spill: Path) -> None:
-    """Bytes that are not what was spilled are never sent to a changelog."""
+    """Altered bytes in a spill file raise an error, so that they never reach a changelog."""
     buffer = ChangeBuffer(spill, 0)
     buffer.put(b"a", b"1" * 1000)
     frozen = buffer.freeze()
@@ -149,7 +149,7 @@ def test_altered_spill_file_is_an_error(spill: Path) -> None:
 
 
 def test_full_disk_loses_no_change(spill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 24: when nothing can be spilled, DiskFull says so and the changes stay in memory."""
+    """Fault 24: if nothing can be spilled, the buffer raises DiskFull and keeps the changes in memory."""
     buffer = ChangeBuffer(spill, 0)
 
     def full(*_: object) -> None:
@@ -169,7 +169,7 @@ def test_full_disk_loses_no_change(spill: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_writer_and_committer_at_once(spill: Path) -> None:
-    """One thread writes while another commits, some of it in vain: the commits together hold every change."""
+    """One thread writes while another commits, and some commits fail. Together, the commits hold every change."""
     buffer = ChangeBuffer(spill, 20_000)
     committed: dict[bytes, bytes | None] = {}
     done = threading.Event()
@@ -200,7 +200,7 @@ def test_writer_and_committer_at_once(spill: Path) -> None:
 
 
 def test_what_was_not_frozen_is_much_only_when_it_is_bytes(spill: Path) -> None:
-    """C7: changes that replace others do not add up, spilled ones count, and a freeze begins anew."""
+    """C7: replaced changes do not add up, spilled changes count, and a freeze starts the count again."""
     buffer = ChangeBuffer(spill, 30_000)
     for _ in range(50):
         buffer.put(b"hot", bytes(1_000))

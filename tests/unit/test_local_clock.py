@@ -7,7 +7,7 @@ from statemgr.local.clock import SystemClock, system_ids
 
 
 def test_clock_moves_on() -> None:
-    """Waiting takes at least as long as asked for, on both clocks' own terms."""
+    """A sleep takes at least as long as requested, and a negative one does not fail."""
     clock = SystemClock()
     before = clock.monotonic()
     clock.sleep(0.01)
@@ -17,7 +17,7 @@ def test_clock_moves_on() -> None:
 
 
 def test_ids_are_unique() -> None:
-    """IDs made in one go differ, and a checkpoint ID is of the known form."""
+    """IDs made in quick succession differ, and a checkpoint ID has the known form."""
     ids = system_ids()
     assert len({ids.attempt_id() for _ in range(1000)}) == 1000
     assert CheckpointId.parse(str(ids.checkpoint_id())).millis > 1_600_000_000_000
