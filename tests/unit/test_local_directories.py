@@ -1,4 +1,4 @@
-"""Local directories: a cache that is used only where it verifies, whatever a crash or a hand left there."""
+"""Local directories: a cache that is used only if it verifies, whatever a crash or a person left there."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ FILES = {
 
 
 class StepClock:
-    """A clock that moves on by a second whenever it is asked or waited on."""
+    """A clock that advances by one second whenever it is read."""
 
     def __init__(self, start: int = 1) -> None:
         self._ticks = count(start)
 
     def time_ns(self) -> int:
-        """Nanoseconds."""
+        """Return the time in nanoseconds."""
         return next(self._ticks) * 1_000_000_000
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return float(next(self._ticks))
 
     def sleep(self, seconds: float) -> None:
-        """Pass at once."""
+        """Return at once."""
 
 
 _tokens = count(1)
@@ -57,20 +57,20 @@ _lock = threading.Lock()
 
 
 def token() -> str:
-    """A token of 32 digits, never the same."""
+    """Return a unique token of 32 digits."""
     with _lock:
         return f"{next(_tokens):016x}" + "0" * 16
 
 
 def directories_at(root: Path, start: int = 1) -> StoreDirectories:
-    """Directories with a clock (from ``start`` seconds on) and IDs of the test's own."""
+    """Return directories with a clock (from ``start`` seconds on) and IDs for tests."""
     clock = StepClock(start)
     return StoreDirectories(root, clock, IdSource(clock.time_ns, token))
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where the store's directories are."""
+    """The root of the store's directories."""
     return tmp_path / "state" / "store"
 
 
@@ -83,7 +83,7 @@ def directories(root: Path) -> Iterator[StoreDirectories]:
 
 
 def fill(directory: Path, files: dict[str, bytes] = FILES) -> Path:
-    """Make a directory with some files, and an empty sub-directory."""
+    """Create a directory with some files and an empty sub-directory."""
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,22 +93,22 @@ def fill(directory: Path, files: dict[str, bytes] = FILES) -> Path:
 
 
 def commit(directories: StoreDirectories, state_id: str, files: dict[str, bytes] = FILES) -> CommittedDirectory:
-    """Make and adopt a directory."""
+    """Create a directory and adopt it."""
     return directories.adopt(fill(directories.staging(), files), state_id, None)
 
 
 def expected(files: dict[str, bytes] = FILES) -> dict[str, tuple[int, bytes]]:
-    """Sizes and hashes."""
+    """Return the size and hash of each file."""
     return {name: (len(content), content_hash(content)) for name, content in files.items()}
 
 
 def names(directory: Path) -> list[str]:
-    """What is in a directory, sorted."""
+    """Return the sorted names in a directory."""
     return sorted(os.listdir(directory))
 
 
 def test_adopt_then_find(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 10: an adopted directory is found again for its own state only, in this process and the next."""
+    """Invariant 10: an adopted directory is found for its own state only, in this process and the next."""
     adopted = commit(directories, "s1")
     assert adopted.state_id == "s1"
     assert dict(adopted.files) == expected()
@@ -120,7 +120,7 @@ def test_adopt_then_find(directories: StoreDirectories, root: Path) -> None:
 
 
 def test_nothing_is_made_by_looking(directories: StoreDirectories, root: Path) -> None:
-    """Looking into a root that does not exist does not make it."""
+    """A search in a root that does not exist does not create it."""
     assert directories.find("s1") is None
     assert directories.reusable() == []
     directories.keep_only([])
@@ -148,7 +148,7 @@ def test_files_that_are_no_state_are_left_out(directories: StoreDirectories) -> 
 
 
 def test_unflushed_log_is_refused(directories: StoreDirectories) -> None:
-    """A write-ahead log with content means that the table files are not the whole state."""
+    """A write-ahead log with content means that the table files are not the complete state, so it is refused."""
     staging = fill(directories.staging(), {**FILES, "000004.log": b"records"})
     with pytest.raises(InvalidError, match="flush"):
         directories.finished(staging)
@@ -167,7 +167,7 @@ def test_unflushed_log_is_refused(directories: StoreDirectories) -> None:
     ids=["one is missing", "one too many", "another size"],
 )
 def test_adopt_refuses_what_does_not_match(directories: StoreDirectories, files: dict[str, tuple[int, bytes]]) -> None:
-    """Invariant 9: a directory that is not exactly what was announced does not become a state."""
+    """Invariant 9: a directory that differs from the announced files does not become a state."""
     staging = fill(directories.staging())
     with pytest.raises(CorruptError):
         directories.adopt(staging, "s1", files)
@@ -175,13 +175,13 @@ def test_adopt_refuses_what_does_not_match(directories: StoreDirectories, files:
 
 
 def test_adopt_of_nothing(directories: StoreDirectories) -> None:
-    """A staging directory that is gone is a typed error."""
+    """A missing staging directory raises MissingState."""
     with pytest.raises(MissingState):
         directories.adopt(directories.staging(), "s1", None)
 
 
 def test_adopt_keeps_a_good_directory_of_the_same_state(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 12: two attempts that restored the same state leave one directory, the first."""
+    """Invariant 12: two attempts that restore the same state leave one directory, the first one."""
     first = commit(directories, "s1")
     inode = os.stat(first.path).st_ino
     second = directories_at(root)
@@ -191,7 +191,7 @@ def test_adopt_keeps_a_good_directory_of_the_same_state(directories: StoreDirect
 
 
 def test_adopt_replaces_a_bad_directory_of_the_same_state(directories: StoreDirectories) -> None:
-    """A25: one that does not verify is replaced whole, never merged."""
+    """A25: a directory that does not verify is replaced and never merged with the new one."""
     first = commit(directories, "s1")
     (first.path / "stray").write_bytes(b"x")
     again = commit(directories, "s1")
@@ -201,7 +201,7 @@ def test_adopt_replaces_a_bad_directory_of_the_same_state(directories: StoreDire
 
 @pytest.mark.parametrize("state_id", ["", ".", "..", "../x", "a/b", "a\0b", ".hidden", "x.manifest", "x" * 201])
 def test_state_ids_are_checked(directories: StoreDirectories, state_id: str) -> None:
-    """Invariant 15: a state ID that could lead elsewhere is refused before any I/O."""
+    """Invariant 15: a state ID that could lead elsewhere is refused."""
     with pytest.raises(InvalidError):
         directories.find(state_id)
     with pytest.raises(InvalidError):
@@ -212,7 +212,7 @@ def _same_size(path: Path) -> None:
     before = os.stat(path)
     path.write_bytes(b"T" + path.read_bytes()[1:])
     assert os.stat(path).st_size == before.st_size
-    # certainly another time than the recorded one, also where a file system's clock is coarse
+    # the time must differ from the recorded one even if the file system's clock is coarse
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
 
 
@@ -271,7 +271,7 @@ def _manifest_link(path: Path) -> None:
 def test_what_does_not_verify_is_removed(
     damage: Callable[[Path], object], directories: StoreDirectories, root: Path
 ) -> None:
-    """Invariant 10, faults 1, 7 and 28: after a crash or a meddling hand a directory is not used, and goes."""
+    """Invariant 10, faults 1, 7 and 28: a directory damaged by a crash or by hand is not used, and is removed."""
     adopted = commit(directories, "s1")
     damage(adopted.path)
     assert directories.find("s1") is None
@@ -283,7 +283,7 @@ def test_what_does_not_verify_is_removed(
 
 
 def test_a_directory_that_lacks_a_file_is_left_to_the_next_restore(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 10: it is not used as it is; a restore may take its other files over, and then it goes."""
+    """Invariant 10: the directory is not used as a state. Its other files stay until the next clean-up."""
     adopted = commit(directories, "s1")
     (adopted.path / "000008.sst").unlink()
     assert directories.find("s1") is None
@@ -295,7 +295,7 @@ def test_a_directory_that_lacks_a_file_is_left_to_the_next_restore(directories: 
 
 
 def test_removal_of_a_linked_directory_leaves_its_target(directories: StoreDirectories, root: Path) -> None:
-    """Fault 28: what a planted link points at is neither used nor touched."""
+    """Fault 28: the target of a planted link is neither used nor changed."""
     adopted = commit(directories, "s1")
     os.rename(adopted.path, root / "moved")
     adopted.path.symlink_to(root / "moved")
@@ -304,7 +304,7 @@ def test_removal_of_a_linked_directory_leaves_its_target(directories: StoreDirec
 
 
 def test_touched_but_equal_content_is_kept(directories: StoreDirectories, root: Path) -> None:
-    """Times alone deviate (a copied directory): the hashes decide, and the new times are recorded."""
+    """If only the times differ, as in a copied directory, the hashes decide and the new times are recorded."""
     adopted = commit(directories, "s1")
     for name in ("CURRENT", "000008.sst"):
         os.utime(adopted.path / name, ns=(1, 1))
@@ -320,13 +320,13 @@ def test_touched_but_equal_content_is_kept(directories: StoreDirectories, root: 
 def test_what_was_made_before_a_reboot_is_hashed(
     directories: StoreDirectories, root: Path, altered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 10: large files are not synced, so a directory of an earlier run of the machine is used only when its
-    content is right, with size and time as recorded."""
+    """Invariant 10: large files are not synced, so after a reboot a directory is used only if their content is correct,
+    even if size and time match."""
     large = {"000008.sst": b"t" * 200_000}
     commit(directories, "s1", large)
     path = root / "committed" / "s1" / "000008.sst"
     status = path.stat()
-    if altered:  # as after a power failure: the size is there, the content is not
+    if altered:  # as after a power failure: the file has its size but not its content
         path.write_bytes(b"\0" * 200_000)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert directories.find("s1") is not None
@@ -343,7 +343,7 @@ def test_what_was_made_before_a_reboot_is_hashed(
 def test_files_are_synced_where_no_run_of_the_machine_is_told(
     directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a reboot cannot be told, large files are on the disk before the directory counts."""
+    """If a reboot cannot be detected, large files are synced before the directory counts."""
     synced: list[Path] = []
     monkeypatch.setattr(durable, "boot_id", lambda: "")
     monkeypatch.setattr(durable, "sync", synced.append)
@@ -352,7 +352,7 @@ def test_files_are_synced_where_no_run_of_the_machine_is_told(
 
 
 def test_reusable_is_newest_first_and_verified(directories: StoreDirectories) -> None:
-    """Invariant 10: files of older directories are offered only while those verify."""
+    """Invariant 10: files of older directories are offered only while those directories verify."""
     for state_id in ("b", "a", "c"):
         commit(directories, state_id)
     (directories.find("a") or pytest.fail("a")).path.joinpath("stray").touch()
@@ -360,7 +360,7 @@ def test_reusable_is_newest_first_and_verified(directories: StoreDirectories) ->
 
 
 def test_hashes_are_remembered_by_a_held_inode(directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 5: hashing is paid once per file: what a committed directory holds by hard link is not read again."""
+    """Invariant 5: each file is hashed once. A file that a committed directory holds by hard link is not read again."""
     adopted = commit(directories, "s1")
     staging = directories.staging()
     fill(staging, {"new.sst": b"new"})
@@ -378,8 +378,8 @@ def test_hashes_are_remembered_by_a_held_inode(directories: StoreDirectories, mo
 def test_tables_that_a_database_left_as_they_were_are_not_read_again(
     directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a database has written to a directory, only tables of the same name and size keep their known hash. The
-    file of a store in memory is not one: each flush writes it again under its name."""
+    """After a database has written to a directory, only tables with the same name and size keep their known hash. The
+    file of a memory store is no table: each flush writes it again under the same name."""
     written = {"000008.sst": b"table", "000009.sst": b"longer", "CURRENT": b"other", "memory.segment": b"other"}
     staging = fill(directories.staging(), written)
     known = {name: (5, content_hash(b"table")) for name in (*written, "gone.sst")}
@@ -393,8 +393,8 @@ def test_tables_that_a_database_left_as_they_were_are_not_read_again(
 
 
 def test_an_altered_file_is_never_taken_for_a_new_one(directories: StoreDirectories) -> None:
-    """FAULT 44: a table file that directories share is not what was committed: nothing is made of it. One that was
-    only touched is hashed."""
+    """FAULT 44: a shared table file with altered content is refused, and its states are no longer found. A file that
+    was only touched is hashed."""
     adopted = commit(directories, "s1")
     staging = fill(directories.staging(), {"keep": b""})
     os.link(adopted.path / "000008.sst", staging / "000077.sst")
@@ -412,8 +412,8 @@ def test_an_altered_file_is_never_taken_for_a_new_one(directories: StoreDirector
 
 
 def test_what_is_in_doubt_is_hashed_before_it_is_used(directories: StoreDirectories, root: Path) -> None:
-    """FAULT 44: a bit that flipped while size and time stayed is found in every directory that shares the file, by
-    whichever process looks next; directories that are whole are used again."""
+    """FAULT 44: hashing finds a flipped bit with unchanged size and time in every directory that shares the file, and
+    in any process. Intact directories are used again."""
     large = fill(directories.staging(), {"000008.sst": b"table" * 20_000})
     table = directories.adopt(large, "s1", None).path / "000008.sst"
     staging = fill(directories.staging(), {"000010.sst": b"other" * 1000})
@@ -436,7 +436,7 @@ def test_what_is_in_doubt_is_hashed_before_it_is_used(directories: StoreDirector
 
 
 def flip(path: Path) -> None:
-    """Flip one bit of a file whose size and time stay as they were."""
+    """Flip one bit of a file and keep its size and time."""
     before, content = os.stat(path), bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     with path.open("r+b") as file:
@@ -446,7 +446,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories) -> None:
-    """Fault 33: without a live hard link that is as recorded, an inode number and a size prove nothing."""
+    """Fault 33: without an unchanged hard link to it, an inode number and a size prove nothing."""
     adopted = commit(directories, "s1")
     table = adopted.path / "000008.sst"
     recorded, other = os.stat(table), b"TABLE" * 1000
@@ -454,7 +454,7 @@ def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories)
     target = staging / "000008.sst"
     table.unlink()
     target.write_bytes(other)
-    # what is left to tell the two apart is that nothing holds the old inode
+    # the two differ only in that nothing holds the old inode
     os.utime(target, ns=(recorded.st_atime_ns, recorded.st_mtime_ns))
     if how == "replaced":
         table.write_bytes(b"LBTAE" * 1000)
@@ -464,7 +464,7 @@ def test_a_reused_inode_is_hashed_again(how: str, directories: StoreDirectories)
 
 
 def test_clone_links_tables_and_copies_the_rest(directories: StoreDirectories, root: Path) -> None:
-    """A live directory shares immutable files only: writing to the others does not reach the committed one."""
+    """A live directory shares only immutable files, so writes to other files do not reach the committed directory."""
     adopted = commit(directories, "s1")
     live = directories.clone(adopted)
     assert os.path.samefile(live / "000008.sst", adopted.path / "000008.sst")
@@ -479,7 +479,7 @@ def test_clone_links_tables_and_copies_the_rest(directories: StoreDirectories, r
 
 
 def test_clone_of_nothing_is_empty(directories: StoreDirectories) -> None:
-    """No state: a new empty directory, another one each time."""
+    """Without a state, each clone is a new empty directory."""
     first, second = directories.clone(None), directories.clone(None)
     assert first != second
     assert names(first) == names(second) == []
@@ -488,7 +488,7 @@ def test_clone_of_nothing_is_empty(directories: StoreDirectories) -> None:
 def test_clone_copies_where_links_are_impossible(
     directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without hard links costs copies, nothing else."""
+    """On a file system without hard links, a clone copies the files."""
     adopted = commit(directories, "s1")
 
     def no_links(*_: object, **__: object) -> None:
@@ -501,10 +501,10 @@ def test_clone_copies_where_links_are_impossible(
 
 
 def test_clone_after_removal_is_missing_state(directories: StoreDirectories, root: Path) -> None:
-    """A directory that was removed after it was found is a MissingState, and no half clone is left."""
+    """Cloning a directory that was removed in the meantime raises MissingState and leaves no partial clone."""
     adopted = commit(directories, "s1")
     directories_at(root).keep_only([])
-    # the other one spares what this living owner has just made
+    # the other one spares what this living owner has just created
     assert directories.find("s1") == adopted
     directories.keep_only([])
     with pytest.raises(MissingState):
@@ -513,7 +513,7 @@ def test_clone_after_removal_is_missing_state(directories: StoreDirectories, roo
 
 
 def test_clone_on_a_full_disk(directories: StoreDirectories, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 24: DiskFull, the committed directory stays, and no half clone is left."""
+    """Fault 24: a full disk raises DiskFull. The committed directory stays and no partial clone is left."""
     adopted = commit(directories, "s1")
 
     def full(*_: object) -> None:
@@ -528,7 +528,7 @@ def test_clone_on_a_full_disk(directories: StoreDirectories, root: Path, monkeyp
 
 
 def test_keep_only(directories: StoreDirectories, root: Path) -> None:
-    """Other states go, with strays of crashes; the kept ones and what living owners use stay."""
+    """A clean-up removes other states and the leftovers of crashes. It keeps the requested states and those in use."""
     for state_id in ("s1", "s2", "s3"):
         commit(directories, state_id)
     attempt, dead = "1700000000000-0123456789abcdef", "fedcba9876543210"
@@ -554,7 +554,7 @@ def test_keep_only(directories: StoreDirectories, root: Path) -> None:
 
 
 def test_remove_takes_the_state_away_whoever_made_it(directories: StoreDirectories, root: Path) -> None:
-    """A directory that turned out to be rotten is not found again, also when a living owner made it just now."""
+    """A state found to be damaged can be removed even if a living owner has just created it."""
     commit(directories, "s1")
     other = directories_at(root)
     commit(other, "s2")
@@ -567,7 +567,7 @@ def test_remove_takes_the_state_away_whoever_made_it(directories: StoreDirectori
 
 
 def test_old_directory_of_a_living_owner_goes(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 13: a worker that lives long does not keep what it made once on the disk for ever."""
+    """Invariant 13: a long-lived worker does not keep its old directories on the disk for ever."""
     commit(directories, "s1")
     later = directories_at(root, start=3600)
     commit(later, "s2")
@@ -576,7 +576,7 @@ def test_old_directory_of_a_living_owner_goes(directories: StoreDirectories, roo
 
 
 def test_half_adopted_state_is_cleaned_up_also_when_it_is_kept(directories: StoreDirectories, root: Path) -> None:
-    """Fault 1: a directory whose manifest was not written before the crash goes with the next clean-up."""
+    """Fault 1: the next clean-up removes a directory whose manifest was not written before a crash."""
     fill(root / "committed" / "s1")
     commit(directories, "s2")
     directories.keep_only(["s1", "s2"])
@@ -596,7 +596,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_killed_owner_is_told_from_a_living_one(directories: StoreDirectories, root: Path) -> None:
-    """Fault 1: a live directory of another process stays while that lives, and goes once it was killed."""
+    """Fault 1: a live directory of another process stays while that process lives, and is removed once it is killed."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -620,7 +620,7 @@ def test_killed_owner_is_told_from_a_living_one(directories: StoreDirectories, r
 
 
 def test_forked_child_does_not_declare_its_parent_dead(directories: StoreDirectories, root: Path) -> None:
-    """A child that was forked and ends leaves its parent's directories alone."""
+    """A forked child that ends does not affect its parent's directories."""
     live = directories.clone(None)
     script = (
         "import os, sys\nfrom pathlib import Path\n"
@@ -642,7 +642,7 @@ def test_forked_child_does_not_declare_its_parent_dead(directories: StoreDirecto
 
 
 def test_discard_is_for_own_directories_only(directories: StoreDirectories, tmp_path: Path) -> None:
-    """Neither a committed directory nor anything elsewhere can be discarded; a second discard is no error."""
+    """Neither a committed directory nor any other path can be discarded. A second discard is no error."""
     adopted = commit(directories, "s1")
     for path in (adopted.path, tmp_path, adopted.path.parent.parent):
         with pytest.raises(InvalidError):
@@ -654,8 +654,8 @@ def test_discard_is_for_own_directories_only(directories: StoreDirectories, tmp_
 
 
 def test_what_is_called_otherwise_is_not_ours(directories: StoreDirectories, root: Path, tmp_path: Path) -> None:
-    """FAULT 49, invariant 16: names that nothing here is given stay, whatever they are; what a link of one of our
-    names leads to stays too, and none of it is read."""
+    """FAULT 49, invariant 16: a clean-up keeps everything with a name that statemgr does not use. It also keeps the
+    target of a link with one of statemgr's names, and reads nothing behind it."""
     commit(directories, "s1")
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -684,7 +684,7 @@ def test_what_is_called_otherwise_is_not_ours(directories: StoreDirectories, roo
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "huge"])
 def test_a_planted_file_ends_in_an_error_at_once(kind: str, directories: StoreDirectories, root: Path) -> None:
-    """FAULT 49: the lock and a manifest are read only where they are regular files of a size that they can have."""
+    """FAULT 49: the lock and a manifest are read only if they are regular files of a plausible size."""
     commit(directories, "s1")
     for path in (root / "lock", root / "committed" / "s1.manifest"):
         path.unlink()
@@ -706,7 +706,7 @@ def test_a_planted_file_ends_in_an_error_at_once(kind: str, directories: StoreDi
 
 
 def test_local_files_are_for_this_user_alone(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 16: directories have mode 0700 and files 0600, whatever the umask is, also what a library made."""
+    """Invariant 16: directories have mode 0700 and files 0600, whatever the umask is."""
     umask = os.umask(0)
     try:
         adopted = commit(directories, "s1")
@@ -721,8 +721,7 @@ def test_local_files_are_for_this_user_alone(directories: StoreDirectories, root
 
 @pytest.mark.parametrize("gone", ["owners", "root"])
 def test_a_living_owner_keeps_what_is_its_own(directories: StoreDirectories, root: Path, gone: str) -> None:
-    """FAULT 47: somebody deletes the sign of life, or everything: what a living owner makes after that is still its
-    own, for itself and for others."""
+    """FAULT 47: if someone deletes the sign of life or the root, a living owner still owns what it creates later."""
     commit(directories, "s1")
     before = directories.clone(None)
     shutil.rmtree(root / "owners" if gone == "owners" else root)
@@ -764,7 +763,7 @@ def test_link_in_a_staging_directory_is_refused(directories: StoreDirectories) -
 
 
 def test_many_threads_adopt_find_and_clean_up(root: Path) -> None:
-    """Concurrent attempts of one task neither deadlock nor see a half-made directory."""
+    """Concurrent attempts of one task neither deadlock nor see an incomplete directory."""
     failures: list[BaseException] = []
 
     def attempt(number: int) -> None:
@@ -795,7 +794,7 @@ def test_many_threads_adopt_find_and_clean_up(root: Path) -> None:
 
 
 def test_lock_held_by_another_has_a_deadline(directories: StoreDirectories, root: Path) -> None:
-    """Invariant 13: a lock that is never given back ends in a typed error, not in a hang."""
+    """Invariant 13: a lock that is never released causes a typed error and not a hang."""
     commit(directories, "s1")
     with exclusive(root / "lock", StepClock()), pytest.raises(UnavailableError, match="lock"):
         directories.find("s1")
@@ -803,7 +802,7 @@ def test_lock_held_by_another_has_a_deadline(directories: StoreDirectories, root
 
 @pytest.mark.long
 def test_ten_thousand_files(directories: StoreDirectories) -> None:
-    """Fault 32: many files go through adopt, find and clone."""
+    """Fault 32: ten thousand files go through adopt, find and clone."""
     files = {f"{i:06d}.sst": b"%d" % i for i in range(10_000)}
     adopted = commit(directories, "s1", files)
     assert len(adopted.files) == 10_000
@@ -812,7 +811,7 @@ def test_ten_thousand_files(directories: StoreDirectories) -> None:
 
 
 def test_closed_services_own_no_directories(tmp_path: Path) -> None:
-    """The sign of life ends with the services, also while somebody still holds the object."""
+    """The sign of life ends with the services, even while something still holds the directories object."""
     config = JobConfig.from_mapping(
         {
             "job.name": "job",

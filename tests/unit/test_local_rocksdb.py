@@ -1,4 +1,4 @@
-"""RocksDB as a local store: what its traps become, and what a full disk does."""
+"""RocksDB as a local store: how it handles RocksDB's traps and a full disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_at() -> Iterator[Callable[..., RocksDbStore]]:
 
 
 def filled(directory: Path, keys: int = 50_000) -> None:
-    """A closed store of many blocks."""
+    """Create a closed store of many blocks."""
     store = RocksDbStore.open(directory, NO_COMPRESSION)
     store.write((b"%08d" % i, os.urandom(20)) for i in range(keys))
     store.flush()
@@ -46,12 +46,12 @@ def filled(directory: Path, keys: int = 50_000) -> None:
 
 
 def table_files(directory: Path) -> list[Path]:
-    """The store's table files."""
+    """Return the store's table files."""
     return sorted(directory.glob("*.sst"))
 
 
 def test_corrupt_block_is_an_error_in_every_read(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """Invariant 8: a scan over a damaged block raises; it must not end early as if there were no more keys."""
+    """Invariant 8: a read of a damaged block raises an error, and a scan does not end early."""
     filled(tmp_path / "live")
     (table,) = table_files(tmp_path / "live")
     with open(table, "r+b") as file:
@@ -68,7 +68,7 @@ def test_corrupt_block_is_an_error_in_every_read(open_at: Callable[..., RocksDbS
 
 @pytest.mark.parametrize("damage", ["no CURRENT", "bad CURRENT", "no table file", "no MANIFEST"])
 def test_damaged_directory_does_not_open(damage: str, open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """A directory that lacks a part is a CorruptError, not an empty store."""
+    """A directory with a missing part raises CorruptError and is not an empty store."""
     live = tmp_path / "live"
     filled(live, 100)
     match damage:
@@ -85,7 +85,7 @@ def test_damaged_directory_does_not_open(damage: str, open_at: Callable[..., Roc
 
 
 def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """Invariant 7: two store objects cannot have one directory, in this process or in another."""
+    """Invariant 7: two store objects cannot use one directory, in one process or in two."""
     open_at(tmp_path / "live")
     with pytest.raises(InvalidError, match="clone the directory"):
         open_at(tmp_path / "live")
@@ -102,7 +102,7 @@ def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore]
 
 
 def test_reopening_keeps_the_options(tmp_path: Path) -> None:
-    """After a bulk load and a reopen the options in force are the configured ones, not the bulk load's."""
+    """After a bulk load and a reopen, the configured options apply and not those of the bulk load."""
     with bulk_load(tmp_path / "store", {}) as writer:
         writer.write([(b"a", b"1")])
     store = RocksDbStore.open(tmp_path / "store", {"level0.compaction.trigger": 7, "compression": "zstd"})
@@ -124,7 +124,7 @@ def test_reopening_keeps_the_options(tmp_path: Path) -> None:
 def test_a_bulk_load_of_many_files_is_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_at: Callable[..., RocksDbStore], buffer: int
 ) -> None:
-    """Few files are left to the store's own compaction; so many that writers would be slowed down are not."""
+    """A bulk load is compacted if it leaves so many files that writes would slow down. A few files stay as they are."""
     monkeypatch.setattr(rocksdb_options, "_BULK_BUFFER", buffer)
     with bulk_load(tmp_path / "store", {}) as writer:
         for start in range(0, 40_000, 1000):
@@ -154,15 +154,15 @@ def test_a_bulk_load_of_many_files_is_compacted(
     ],
 )
 def test_option_reaches_rocksdb(name: str, value: object, line: str, tmp_path: Path) -> None:
-    """Each configurable option is in the options file that RocksDB writes."""
+    """Each configurable option appears in the options file that RocksDB writes."""
     RocksDbStore.open(tmp_path / "store", {name: value}).close()
     (options,) = tmp_path.glob("store/OPTIONS-*")
     assert line in options.read_text()
 
 
 def test_stores_share_one_memory(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """Invariant 13: stores of a process have one block cache and one limit of memtables; a larger budget reaches
-    stores that are open, a smaller one changes nothing."""
+    """Invariant 13: the stores of a process share one block cache and one memtable limit. A larger budget also applies
+    to open stores, and a smaller one changes nothing."""
     one, two = open_at(tmp_path / "one"), open_at(tmp_path / "two")
     own = open_at(tmp_path / "own", block_cache_size_bytes=1 << 20)
     shared = rocksdb_options.shared_memory()
@@ -188,7 +188,8 @@ print(int(two.statistics()["rocksdb.block-cache-usage"] - before))
 
 
 def test_what_one_store_uses_counts_for_all(tmp_path: Path) -> None:
-    """In a process of its own, because other stores of this one give memory back at any time."""
+    """Writes to one store count in the memory of another. The test uses its own process, because other stores free
+    memory."""
     run = subprocess.run([sys.executable, "-c", USAGE, tmp_path], capture_output=True, text=True, check=True)
     assert int(run.stdout) > 4_000_000
 
@@ -212,7 +213,7 @@ print(int(highest), sum(1 for s in stores for _ in s.scan(None, None)))
 
 
 def test_memtables_of_all_stores_stay_within_the_budget(tmp_path: Path) -> None:
-    """Invariant 13: four stores that together write 15 MB hold about the half of 8 MiB, not four memtables."""
+    """Invariant 13: four stores that write 15 MB together stay within 8 MiB of memtables."""
     run = subprocess.run(
         [sys.executable, "-c", MEMTABLES, str(tmp_path)], capture_output=True, text=True, timeout=600, check=True
     )
@@ -222,7 +223,7 @@ def test_memtables_of_all_stores_stay_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_statistics_of_rocksdb_itself(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """Properties are always there; tickers and histograms count when they are asked for, from this opening on."""
+    """Properties are always available. Tickers and histograms count only if the store is opened with statistics."""
     plain, counting = open_at(tmp_path / "plain"), open_at(tmp_path / "counting", statistics=True)
     for store in (plain, counting):
         store.write([(b"%03d" % i, b"1") for i in range(100)])
@@ -237,7 +238,7 @@ def test_statistics_of_rocksdb_itself(open_at: Callable[..., RocksDbStore], tmp_
 
 
 def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
-    """No log, no lock, and table files by hard link: a checkpoint costs no copy of the data."""
+    """A checkpoint has no log and no lock, and its table files are hard links, so it copies no data."""
     store = open_at(tmp_path / "live")
     store.write([(b"a", b"1")])
     store.flush()
@@ -249,7 +250,7 @@ def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], t
 
 
 def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
-    """A store opened per batch stays at few level 0 files, and waiting for that changes no content."""
+    """A store that is opened for each batch keeps few level 0 files, and the wait for compaction changes no content."""
     live, expected = tmp_path / "live", {}
     for batch in range(12):
         store = RocksDbStore.open(live, {"level0.compaction.trigger": 2})
@@ -267,7 +268,7 @@ def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
 
 
 def test_a_store_opened_for_reading_first(tmp_path: Path) -> None:
-    """Until the first write its directory stays as it is; what was begun before that write goes on after it."""
+    """The directory stays unchanged until the first write. Iterators from before that write continue after it."""
     filled(tmp_path / "live")
 
     def state(directory: Path) -> dict[str, bytes]:
@@ -302,14 +303,14 @@ def test_a_store_opened_for_reading_first(tmp_path: Path) -> None:
 
 
 def fill_up(ballast: Path) -> None:
-    """Write a file until the disk takes no more."""
+    """Write a file until the disk is full."""
     with open(ballast, "wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
             pass
 
 
 def check_recovery(store: RocksDbStore, fill: Callable[[], None], free: Callable[[], None], target: Path) -> None:
-    """Write, meet the full disk at every writing call, free it, and find everything that was written."""
+    """Write, make every writing call fail on a full disk, free the disk, and find everything that was written."""
     store.write([(b"before", b"1"), (b"deleted", b"1")])
     store.flush()
     base = [(b"%06d" % i, os.urandom(100)) for i in range(20_000)]
@@ -338,14 +339,14 @@ def check_recovery(store: RocksDbStore, fill: Callable[[], None], free: Callable
 
 
 def test_full_disk_loses_nothing(small_disk: Path, open_at: Callable[..., RocksDbStore]) -> None:
-    """Fault 24: DiskFull while there is no space, and when it returns the store goes on with all that it had."""
+    """Fault 24: without free space the store raises DiskFull. With space again, it continues and has lost nothing."""
     ballast = small_disk / "ballast"
 
     check_recovery(open_at(small_disk / "live"), lambda: fill_up(ballast), ballast.unlink, small_disk)
 
 
 def test_the_first_write_of_a_store_opened_for_reading_meets_a_full_disk(small_disk: Path) -> None:
-    """Fault 24 for an opening that was put off: it is tried again, and reads go on meanwhile."""
+    """Fault 24: the first write of a store opened for reading can be repeated, and reads work in the meantime."""
     filled(small_disk / "live", keys=100)
     store = RocksDbStore.open(small_disk / "live", NO_COMPRESSION, read_first=True)
     ballast = small_disk / "ballast"
@@ -375,7 +376,7 @@ print("recovered")
 
 
 def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
-    """Fault 24 where no small disk can be mounted: a limit on file sizes stops RocksDB's writes the same way."""
+    """Fault 24 where no small disk can be mounted: a file size limit stops RocksDB's writes in the same way."""
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     run = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],

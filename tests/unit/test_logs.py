@@ -1,4 +1,4 @@
-"""logs: the two formats, who sets handlers, the rate limit of client libraries, and the story of a loop."""
+"""logs: the two formats, who sets handlers, the rate limit of client libraries, and the events of a loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAIL = "FAIL [rdkafka#producer-1] [thrd:b/bootstrap]: b:9092/bootstrap: Connect 
 
 
 class Kept(logging.Handler):
-    """Keeps every record."""
+    """A handler that keeps every record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
-    """All records, after the counts of other tests were written."""
+    """All records of the test. The fixture first flushes the counts of other tests."""
     caplog.set_level(logging.INFO, logger="statemgr")
     flush_suppressed(now=True)
     kept = Kept()
@@ -61,14 +61,14 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]:
 
 
 def record(message: str, *args: object, level: int = logging.WARNING, **fields: object) -> logging.LogRecord:
-    """A record as a logger makes it."""
+    """Return a record as a logger makes it."""
     made = logging.LogRecord("statemgr.x", level, __file__, 1, message, args, None)
     vars(made).update(fields)
     return made
 
 
 def as_json(made: logging.LogRecord) -> dict[str, Any]:
-    """The line of a record."""
+    """Return the parsed JSON line of a record."""
     line = JsonFormat("orders").format(made)
     assert "\n" not in line
     found: dict[str, Any] = json.loads(line)
@@ -76,7 +76,7 @@ def as_json(made: logging.LogRecord) -> dict[str, Any]:
 
 
 def test_a_json_line_has_the_fields_of_its_event(said: list[logging.LogRecord]) -> None:
-    """Time, level, logger, event, message, job, task and store, and whatever the event adds."""
+    """The line has time, level, logger, event, message, job, task and store, and the fields of the event."""
     tell(
         logging.getLogger("statemgr.x"), Event.RESTORED, "%s: restored", "Partition 3",
         job="payments", task="Partition 3", store="totals", bytes=7, seconds=0.5, backend=None,
@@ -90,7 +90,7 @@ def test_a_json_line_has_the_fields_of_its_event(said: list[logging.LogRecord]) 
 
 
 def test_where_is_found_in_the_arguments() -> None:
-    """Lines without fields still name the task and the store that they are about."""
+    """A line without fields still names the task and the store in its arguments."""
     for argument, task, store in (
         ("Partition 3", "Partition 3", None),
         ("task Partition 3", "Partition 3", None),
@@ -107,7 +107,7 @@ def test_where_is_found_in_the_arguments() -> None:
 
 
 def test_every_record_is_one_line_of_json() -> None:
-    """Separators of lines, lone surrogates, NaN, keys that are no text, and cycles, in any encoding of the stream."""
+    """Line separators, lone surrogates, NaN, keys that are not text, and cycles fit on one line in any encoding."""
     cycle: dict[str, object] = {}
     cycle["self"] = cycle
     fields = {"offsets": {("orders", 0): 5}, "ratio": float("nan"), "cycle": cycle}
@@ -125,7 +125,7 @@ def test_every_record_is_one_line_of_json() -> None:
 
 
 def test_a_traceback_stays_in_its_line() -> None:
-    """In JSON it is a member; in text it follows the line."""
+    """In JSON the traceback is a member; in text it follows the line."""
     try:
         raise ValueError("two\nlines")
     except ValueError as error:
@@ -140,7 +140,7 @@ def test_a_traceback_stays_in_its_line() -> None:
 def test_handlers_are_set_only_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An application that has configured logging keeps what it has; otherwise format and level are the configured."""
+    """An application that has configured logging keeps its handlers. Otherwise statemgr's configuration applies."""
     ours = [logging.getLogger(name) for name in ("statemgr", "spark_integration")]
     levels = [one.level for one in ours]
     assert not configure_logging(ORDERS), "pytest has handlers"
@@ -163,7 +163,8 @@ def test_handlers_are_set_only_where_there_are_none(
 
 
 def test_an_outage_writes_few_lines(said: list[logging.LogRecord]) -> None:
-    """One outage wrote 1,560 lines per process. Three of each kind pass in a minute, and then their number."""
+    """One outage wrote 1,560 lines per process. The limit passes three lines of each kind per minute, and then their
+    count."""
     now = [0.0]
     limit = RateLimit("librdkafka", lambda one: one.getMessage().partition(" ")[0], clock=lambda: now[0])
     log = logging.getLogger("statemgr.limited")
@@ -187,7 +188,7 @@ def test_an_outage_writes_few_lines(said: list[logging.LogRecord]) -> None:
 
 
 def test_lines_of_the_kafka_client_are_limited(said: list[logging.LogRecord]) -> None:
-    """All clients of a process share the limit, and the close of a manager writes the count."""
+    """All clients of a process share the limit, and a flush writes the count."""
     clients = [ClientLog(str), ClientLog(str)]
     for number in range(50):
         for client in clients:
@@ -199,14 +200,14 @@ def test_lines_of_the_kafka_client_are_limited(said: list[logging.LogRecord]) ->
 
 
 def test_a_broker_that_is_not_ready_is_no_warning(said: list[logging.LogRecord]) -> None:
-    """librdkafka warns while a fresh broker loads its transaction coordinator. That is a wait."""
+    """librdkafka warns while a new broker loads its transaction coordinator. The log reports this as a wait."""
     ClientLog(str).log(logging.WARNING, "%s [%s] %s", "GETPID", "p", "Failed to acquire transactional PID: loading")
     assert (said[0].levelno, said[0].event) == (logging.INFO, "waiting")  # type: ignore[attr-defined]
     assert "not ready for transactions yet" in said[0].getMessage()
 
 
 def test_lines_of_the_s3_client_are_limited(said: list[logging.LogRecord]) -> None:
-    """botocore and urllib3 write through their own loggers, which get the limit with the first client."""
+    """botocore and urllib3 use their own loggers, which get the limit with the first client."""
     client = pytest.importorskip("statemgr.blobs.s3.client")
     log = logging.getLogger("urllib3.connectionpool")
     client.hide([])
@@ -218,7 +219,7 @@ def test_lines_of_the_s3_client_are_limited(said: list[logging.LogRecord]) -> No
 
 
 def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:
-    """The first has a line, then there is at most one in 30 seconds with the sums, and the rest at the close."""
+    """The first commit has a line. Then one line per 30 seconds gives the sums, and the close writes the rest."""
     clock = ManualClock()
     commits = CommitLog("orders", "Partition 0", clock, lambda: None)
     published = _Checkpoint("1700000000000-000001", 4)
@@ -228,7 +229,7 @@ def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:
         commits.took("publish", 0.25)
         commits.committed(published)
         if second == 64:
-            commits.changes = 99  # of a commit that is never published
+            commits.changes = 99  # this commit is never published
     commits.close()
     lines = [as_json(one) for one in said]
     assert [line["commits"] for line in lines] == [1, 30, 30, 4]
@@ -243,7 +244,7 @@ def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:
 
 
 def test_batches_on_spark_are_summed_up(said: list[logging.LogRecord], caplog: pytest.LogCaptureFixture) -> None:
-    """The first has a line, then there is at most one in 30 seconds; output that is given again has one of its own."""
+    """The first batch has a line, and then there is one per 30 seconds. Repeated output has a line of its own."""
     caplog.set_level(logging.INFO, logger="spark_integration")
     clock = ManualClock()
     batches = BatchLog(clock)
@@ -272,7 +273,7 @@ def _batch(number: int) -> BatchReport:
 
 
 def test_a_long_commit_says_what_it_waits_for(said: list[logging.LogRecord]) -> None:
-    """After ten seconds, and then every thirty."""
+    """The log names the cause after ten seconds, and then every thirty."""
     phase: list[Phase | None] = [Phase.UPLOAD]
     commits = CommitLog("orders", "Partition 0", ManualClock(), lambda: phase[0])
     for age in range(0, 60):
@@ -285,7 +286,7 @@ def test_a_long_commit_says_what_it_waits_for(said: list[logging.LogRecord]) -> 
 
 
 def test_retries_of_the_blob_store_are_summed_up(said: list[logging.LogRecord]) -> None:
-    """An outage of the blob store is a line each ten seconds, and not silence."""
+    """During an outage of the blob store, the log has one line every ten seconds."""
     clock = ManualClock()
     inner = FaultyBlobStore(clock)
     policy = RetryPolicy(
@@ -303,7 +304,7 @@ def test_retries_of_the_blob_store_are_summed_up(said: list[logging.LogRecord]) 
 
 
 def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
-    """Assigned, restored, opened, committed, stopping and why, stopped: in this order, one line each."""
+    """The log has one line for each event, in order, from the assignment of tasks to the reason for the stop."""
 
     def process(task: Task, message: Any) -> None:
         task.store("totals").put(message.key(), message.value())
@@ -333,7 +334,7 @@ def test_the_story_of_a_loop(said: list[logging.LogRecord]) -> None:
 
 
 def test_waits_for_kafka_are_told(said: list[logging.LogRecord]) -> None:
-    """Two threads ask through one client while no broker answers: a line after two seconds, and then every ten."""
+    """Two threads that wait for a broker through one client log once after two seconds, and then every ten."""
     clock = ManualClock()
     config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1"})
     with TopicMetadata(config, clock) as metadata:
@@ -349,7 +350,7 @@ def test_waits_for_kafka_are_told(said: list[logging.LogRecord]) -> None:
 
 
 def test_a_signal_is_why_it_stops(said: list[logging.LogRecord]) -> None:
-    """The handler of a signal only notes it, because it may interrupt a line that is being written."""
+    """The signal handler only records the signal, because it may interrupt a log line."""
     services: Any = SimpleNamespace(clock=ManualClock(), config=ORDERS)
     story = LoopStory(services, [], Metrics("orders", "orders/1", None, ManualClock()))
     story.asked_to_stop(signal.SIGTERM, None)
@@ -361,7 +362,7 @@ def test_a_signal_is_why_it_stops(said: list[logging.LogRecord]) -> None:
 
 
 def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
-    """It waits for the group: after ten seconds, and then less and less often, because it may wait forever."""
+    """A member that waits for the group logs after ten seconds and then less and less often. It may wait for ever."""
     clock = ManualClock()
     services: Any = SimpleNamespace(clock=clock, config=ORDERS)
     tasks: list[Any] = []
@@ -380,7 +381,7 @@ def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
 
 
 def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> None:
-    """The loop says what ended it, before it says that it has stopped."""
+    """The log gives the error that ended the loop before it reports that the loop has stopped."""
 
     def process(task: Task, message: Any) -> None:
         raise ZeroDivisionError("told to")
@@ -397,7 +398,7 @@ def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> N
 
 
 def test_numbers_for_people() -> None:
-    """Bytes with a unit; counts with a singular; the numbers of tasks as ranges."""
+    """Bytes have a unit, counts have a singular, and task numbers are ranges."""
     assert [counted(number, "task") for number in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
     assert counted(2, "batch", "batches") == "2 batches"
     assert [size(count) for count in (0, 1023, 1536, 5 * 1024**3)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
@@ -405,7 +406,7 @@ def test_numbers_for_people() -> None:
 
 
 def _Checkpoint(checkpoint_id: str, sequence: int) -> Checkpoint:  # noqa: N802 - stands for the class
-    """The two attributes that the log reads."""
+    """Return an object with the two attributes that the log reads."""
     made: Any = type("Published", (), {"checkpoint_id": checkpoint_id, "sequence": sequence})()
     found: Checkpoint = made
     return found

@@ -1,4 +1,4 @@
-"""What an application gives to a consumer loop: which functions, and how messages are decoded."""
+"""What an application passes to a consumer loop: its functions, and how messages are decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type
 
 
 def application(config: dict[str, object] | None = None, **given: Any) -> Application:
-    """An application of a job with some more keys."""
+    """Return an application of a job with these additional keys."""
     options: dict[str, Any] = dict.fromkeys(("process", "process_batch", "on_open", "key_serde", "value_serde"))
     return Application.of(JobConfig.from_mapping({"job.name": "orders", **(config or {})}), **options | given)
 
@@ -27,26 +27,26 @@ def nothing(*_: object) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"process": nothing, "process_batch": nothing}])
 def test_exactly_one_function(given: dict[str, Any]) -> None:
-    """A typed error for none and for both, before the consumer is used."""
+    """No function and two functions raise InvalidError."""
     with pytest.raises(InvalidError, match="either process or process_batch"):
         application(**given)
 
 
 def test_a_mistyped_permission_is_refused_before_anything_is_opened() -> None:
-    """At the call, not on the thread that opens the first task."""
+    """The call itself fails, and not the thread that opens the first task."""
     config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "localhost:1"})
     with StateManager(config) as manager, pytest.raises(TypeError, match="allow_new_store"):
         manager.loop(None, nothing, topics=["orders"], allow_new_store=True)  # type: ignore[arg-type,call-arg]
 
 
 def test_plain_bytes_are_kafkas_own_message() -> None:
-    """Without serdes nothing is wrapped."""
+    """Without serdes, messages are not wrapped."""
     message = Message(topic="orders", partition=1, offset=5, key=b"k", value=b"v")
     assert application(process=nothing).message(message) is message
 
 
 def test_configured_and_given_serdes() -> None:
-    """Those of the configuration, unless others are given."""
+    """The configured serdes apply unless the application passes others."""
     message = Message(topic="orders", partition=1, offset=5, key=b"k", value=b'{"amount":3}', headers=[("h", b"1")])
     config: dict[str, object] = {"task.input.key.serde": "string", "task.input.value.serde": "json"}
     found = application(config, process=nothing).message(message)
@@ -59,7 +59,7 @@ def test_configured_and_given_serdes() -> None:
 
 
 def test_avro_values() -> None:
-    """With the schemas of the configuration, which the serde needs."""
+    """The serde uses the schemas of the configuration, and schemas and serde need each other."""
     config: dict[str, object] = {"task.input.value.serde": "avro", "task.input.value.avro.schemas": [ORDER]}
     message = Message(topic="orders", partition=0, offset=0, value=avro_serde([ORDER]).serialize({"amount": 7}))
     assert application(config, process=nothing).message(message).value() == {"amount": 7}
@@ -71,7 +71,7 @@ def test_avro_values() -> None:
 
 @pytest.mark.parametrize("which", ["json", (str.encode, bytes.decode)])
 def test_a_message_that_cannot_be_decoded(which: Any) -> None:
-    """FAULT 22: the error has topic, partition and offset; a key that can be decoded still is."""
+    """FAULT 22: the error has topic, partition and offset. A valid key of the same message can still be decoded."""
     message: InputMessage[str, Any] = InputMessage(
         Message(topic="orders", partition=2, offset=77, key=b"k", value=b"\xff{"), serde("string"), serde(which)
     )
@@ -83,7 +83,7 @@ def test_a_message_that_cannot_be_decoded(which: Any) -> None:
 
 
 def test_a_tombstone_and_no_key_are_none() -> None:
-    """A serde is not asked."""
+    """The serde is not called."""
     message: InputMessage[Any, Any] = InputMessage(Message(topic="t"), serde("json"), serde("integer"))
     assert message.key() is None
     assert message.value() is None

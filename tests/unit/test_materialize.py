@@ -1,4 +1,4 @@
-"""materialize: when the snapshots of several tasks are made, and what is told of them. No broker."""
+"""materialize: when the tasks of a job make their snapshots, and what their metrics report. Needs no broker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Open = Callable[..., Sequence[SegmentTask]]
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Time by hand."""
+    """A manual clock."""
     return ManualClock()
 
 
 @pytest.fixture
 def open_tasks(tmp_path: Path, clock: ManualClock) -> Iterator[Open]:
-    """Opens the tasks of a job, with a snapshot interval."""
+    """Opens the tasks of a job with a snapshot interval."""
     opened: list[SegmentTask] = []
     opened_services: list[Services] = []
 
@@ -46,7 +46,7 @@ def open_tasks(tmp_path: Path, clock: ManualClock) -> Iterator[Open]:
 def test_the_snapshots_of_tasks_are_spread_over_the_interval(
     open_tasks: Open, clock: ManualClock, interval: str
 ) -> None:
-    """C10: tasks that begin together and commit together make their snapshots at different times, none of them late."""
+    """C10: tasks that start and commit together make their snapshots at different times, and none of them is late."""
     tasks = open_tasks(10, interval)
     rounds: dict[str, list[int]] = {task.name: [] for task in tasks}
     for number in range(36):
@@ -67,7 +67,7 @@ def test_the_snapshots_of_tasks_are_spread_over_the_interval(
 
 
 def test_what_is_told_of_snapshots(open_tasks: Open, clock: ManualClock) -> None:
-    """B11, C9: how much has gathered after each commit, how long a snapshot took, and that one failed."""
+    """B11, C9: the metrics report the segments after each commit, how long a snapshot took, and that one failed."""
     [task] = open_tasks(1, "1 B")
 
     def slow(phase: Phase, _: str) -> None:

@@ -1,4 +1,4 @@
-"""metrics: what they say of a task, of failures and of the blob store; and that nothing of a task is left behind."""
+"""metrics: what they report about tasks, failures and the blob store, and that nothing of a closed task is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def values(registry: CollectorRegistry) -> dict[str, float]:
-    """Name and labels (without the job) → value; no times of creation, and no counts of 0."""
+    """Return name and labels (without the job) → value, without creation times and without counts of 0."""
     return {
         "/".join((sample.name, *(value for name, value in sample.labels.items() if name != "job"))): sample.value
         for metric in registry.collect()
@@ -33,12 +33,12 @@ def values(registry: CollectorRegistry) -> dict[str, float]:
 
 
 def made(job: str = "orders/of-this-test") -> Metrics:
-    """Metrics that are not served."""
+    """Return metrics that are not served."""
     return Metrics("orders", job, None, ManualClock())
 
 
 def test_nothing_of_a_closed_task_is_left() -> None:
-    """B11: what belongs to a task goes with it, also what is told late; what is counted over all of them stays."""
+    """B11: a task's own series end with the task, even if a value arrives late. Counts over all tasks stay."""
     metrics = made()
     task, other = metrics.of("Partition 0"), metrics.of("Partition 1")
     for told in (task, other):
@@ -57,7 +57,7 @@ def test_nothing_of_a_closed_task_is_left() -> None:
     task.close()
     task.materialized("index", 6)
     metrics.forget("Partition 1")  # it is open
-    metrics.forget("Partition 2")  # it was fenced, and never opened
+    metrics.forget("Partition 2")  # it was fenced and never opened
     found = values(metrics.registry)
     assert found.pop("statemgr_last_commit_timestamp_seconds/Partition 1") == metrics.now_s()
     assert found == {
@@ -81,7 +81,7 @@ def test_nothing_of_a_closed_task_is_left() -> None:
 
 
 def test_a_task_that_returns_keeps_its_new_series() -> None:
-    """A close that ends late does not touch the metrics of the task's next opening."""
+    """A late close does not change the metrics of the task's next opening."""
     metrics = made()
     before = metrics.of("Partition 0")
     after = metrics.of("Partition 0")
@@ -92,7 +92,7 @@ def test_a_task_that_returns_keeps_its_new_series() -> None:
 
 
 def test_failures_are_counted_once_and_by_a_bounded_number_of_kinds() -> None:
-    """An error that passes two callers counts once; an application with many error classes cannot flood Prometheus."""
+    """An error that passes two callers counts once, and the number of error kinds is limited."""
     metrics = made()
     error = UnavailableError("gone")
     metrics.failed(error)
@@ -107,7 +107,7 @@ def test_failures_are_counted_once_and_by_a_bounded_number_of_kinds() -> None:
 
 
 def test_a_source_that_fails_is_left_out_of_a_scrape() -> None:
-    """One number that cannot be asked for does not cost the others; and nothing asks after the end."""
+    """A source that fails does not affect other sources. An unwatched source is no longer called."""
     metrics = made()
     asked: list[str] = []
 
@@ -128,7 +128,7 @@ def test_a_source_that_fails_is_left_out_of_a_scrape() -> None:
 
 
 def test_why_a_store_was_restored() -> None:
-    """The reason is one of a few words, however long the messages are."""
+    """The reason for a restore is one of a few words, however long the messages are."""
     restores: dict[str, StoreRestore] = {
         "new": StoreRestore("totals", "empty"),
         "local-copy": StoreRestore("totals", "local", reasons={"blob-store": "it has no marker"}),
@@ -141,12 +141,13 @@ def test_why_a_store_was_restored() -> None:
 
 
 def append(task: Task, message: Message) -> None:
-    """Each value is put under its key."""
+    """Put each value under its key."""
     task.store("totals").put(message.key() or b"", message.value() or b"")
 
 
 def test_a_consumer_loop() -> None:
-    """Lag, age, sizes, restores and requests of a job's tasks; nothing of a task that another member took away."""
+    """The metrics cover lag, age, sizes, restores and requests of a job's tasks, but not a task that another member
+    took."""
     config = {
         "job.name": "orders",
         "job.tasks": 2,
@@ -183,8 +184,8 @@ def test_a_consumer_loop() -> None:
 
 
 def test_every_metric_is_declared_and_the_page_has_them() -> None:
-    """The table in docs/monitoring.md is what `python scripts/metrics_table.py docs/operations.md` makes of it, and a
-    process serves nothing else."""
+    """The table in docs/monitoring.md is the one that `scripts/metrics_table.py` writes, and a process serves no other
+    metrics."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "scripts" / "metrics_table.py"))["with_table"](page) == page
     metrics = made()
@@ -196,6 +197,6 @@ def test_every_metric_is_declared_and_the_page_has_them() -> None:
 
 
 def test_errors_have_room() -> None:
-    """All of statemgr's own errors are served from the start, and leave room for those of an application."""
+    """The metrics have a series for each of statemgr's own errors, with room for those of an application."""
     assert {"CorruptBlob", "DiskFull", "FencedError"} < KINDS
     assert len(KINDS) <= MOST_KINDS - 10

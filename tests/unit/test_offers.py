@@ -26,7 +26,7 @@ AT = codecs.Place("__checkpoints", 0, 41)
 
 
 def test_an_offer_is_read_as_it_was_written() -> None:
-    """And its delete names the same key."""
+    """An offer survives a round trip, and its delete has the same key."""
     key, value = encode_offer(KEY, OFFER)
     assert is_offer(key)
     assert decode_offer(key, value, AT) == (KEY, OFFER)
@@ -35,7 +35,7 @@ def test_an_offer_is_read_as_it_was_written() -> None:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    """In the value, and in a key that other bytes of a value came under."""
+    """Every changed bit in a value raises an error, and so does a value under another key."""
     key, value = encode_offer(KEY, OFFER)
     for position in range(len(value) * 8):
         damaged = bytearray(value)
@@ -59,14 +59,14 @@ def test_every_flipped_bit_is_noticed() -> None:
     ],
 )
 def test_a_hostile_offer_is_refused(offer: Offer, why: str) -> None:
-    """Before anything is read that it names."""
+    """The reader refuses the offer before it reads anything that the offer names."""
     key, value = encode_offer(KEY, offer)
     with pytest.raises(CorruptRecord, match=why):
         decode_offer(key, value, AT)
 
 
 def test_a_key_of_no_task_is_refused() -> None:
-    """The name of a task becomes a path."""
+    """A task's name becomes a path, so a wrong name is refused."""
     key, value = encode_offer(replace(KEY, task="Partition x"), OFFER)
     with pytest.raises(CorruptRecord, match="Partition x"):
         decode_offer(key, value, AT)

@@ -18,18 +18,18 @@ from tests.plug_ins import install
 
 
 def config(uri: str | None) -> JobConfig:
-    """A job with a URI."""
+    """Return the configuration of a job with this URI."""
     return JobConfig.from_mapping({"job.name": "orders"} | ({"blob.store.uri": uri} if uri else {}))
 
 
 def test_without_a_uri() -> None:
-    """A job without a URI has no blob store, and is told which key to set."""
+    """A job without a URI has no blob store, and the error names the key to set."""
     with pytest.raises(ConfigError, match=r"blob\.store\.uri"):
         open_blob_store(config(None), ManualClock())
 
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra an s3 URI says what to install; other stores need nothing of it."""
+    """Without boto3 an s3 URI raises an error that names the extra to install. Other stores do not need boto3."""
     for name in [name for name in sys.modules if name.startswith("statemgr.blobs.s3")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -44,7 +44,7 @@ def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     [("gs://bucket/x", "install a package with the entry point 'gs'"), ("fiel:///x", "did you mean file://")],
 )
 def test_a_scheme_without_a_store_says_what_to_install(uri: str, hint: str) -> None:
-    """A scheme that no package has a store for is refused when the configuration is loaded."""
+    """Loading the configuration refuses a scheme for which no package has a store."""
     with pytest.raises(ConfigError, match="none has the scheme") as caught:
         config(uri)
     assert hint in str(caught.value.hint)
@@ -52,7 +52,7 @@ def test_a_scheme_without_a_store_says_what_to_install(uri: str, hint: str) -> N
 
 
 def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry point of a scheme opens the store; what its module needs and lacks is named with its package."""
+    """A scheme's entry point opens the store. The error for a missing dependency names it and the package."""
     entries = "[statemgr.blob_stores]\nsqlite = sqlite_blobs:open_store\nlacking = nothing_at_all:open_store\n"
     install(Path(sqlite_blobs.__file__), entries, tmp_path / "site", monkeypatch)
     store = open_raw_blob_store(config(f"sqlite://{tmp_path}/blobs.db?mode=x"), ManualClock())
@@ -65,7 +65,7 @@ def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_is_shared_by_name() -> None:
-    """Two stores of one name in a process see the same blobs; others do not."""
+    """Two stores with the same name in one process share their blobs. Another name has its own."""
     open_blob_store(config("memory://shared"), ManualClock()).put("a", b"x", ttl_days=None)
     assert open_blob_store(config("memory://shared"), ManualClock()).stat("a").size == 1
     assert list(list_blobs(open_blob_store(config("memory://other"), ManualClock()), "")) == []
@@ -80,7 +80,7 @@ def test_a_directory_with_unusual_characters(tmp_path: Path) -> None:
 
 
 def test_links_below_the_root_are_never_followed(tmp_path: Path) -> None:
-    """FAULTS 28: a link planted in the blob directory leads nowhere, whatever is asked."""
+    """FAULTS 28: no operation follows a link planted in the blob directory."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -103,7 +103,7 @@ def test_links_below_the_root_are_never_followed(tmp_path: Path) -> None:
 
 
 def test_a_root_that_is_a_file(tmp_path: Path) -> None:
-    """A root that cannot be a directory is a typed error, and the probe says so."""
+    """A root that is a file raises a typed error, and the probe reports it."""
     (tmp_path / "blobs").write_bytes(b"")
     store = FileBlobStore(tmp_path / "blobs", ManualClock())
     with pytest.raises((CorruptBlob, AccessDenied)):
@@ -112,7 +112,7 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_killed_put_leaves_no_blob(tmp_path: Path) -> None:
-    """FAULTS 2: temporaries and expiry records of a writer that died are not taken for blobs."""
+    """FAULTS 2: temporary files and expiry records of a dead writer are not taken for blobs."""
     store = FileBlobStore(tmp_path, ManualClock())
     store.put("a/b", b"x", ttl_days=30)
     (tmp_path / "a" / ".0123.tmp").write_bytes(b"half")

@@ -14,8 +14,8 @@ from tests.commits import TASK
 
 
 def test_what_gives_way_is_waited_for_until_it_has() -> None:
-    """FAULT 40: the opening of a partition that was lost takes as long as it takes: a process may have been suspended
-    meanwhile. The next opening ends sooner only if its partition is lost, too."""
+    """FAULT 40: a process may be suspended, so the opening of a lost partition may take any time. The next opening
+    waits for it and ends early only if its own partition is lost too."""
     tasks, lost = OpenTasks(SystemClock()), threading.Event()
     tasks.claim(Assignment(TASK, still_owned=lambda: False))
     with ThreadPoolExecutor(2) as pool:

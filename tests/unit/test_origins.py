@@ -1,6 +1,6 @@
 """Formats of other stream processors: names of topics, and records, as their sources describe them.
 
-What the real ones write is read in tests/integration/test_adopt_*.py.
+tests/integration/test_adopt_*.py reads what the real processors write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUIX, STREAMS, RAW, SAMZA = (ORIGINS[name] for name in ("quix", "kafka-streams",
 
 
 def record(value: bytes | None, **headers: bytes | None) -> OldRecord:
-    """A record with some of Quix Streams' headers."""
+    """Return a record with some of Quix Streams' headers."""
     names = {"family": "__column_family__", "processed": "__processed_tp_offsets__", "stamped": "__ttl_stamped__"}
     return OldRecord(b"key", value, [(names[name], given) for name, given in headers.items()], 7)
 
@@ -35,13 +35,13 @@ def record(value: bytes | None, **headers: bytes | None) -> OldRecord:
     ],
 )
 def test_names_of_quix_streams(topic: str, store: str | None) -> None:
-    """The consumer group must be the whole one, and the default store takes the name of its stream."""
+    """The consumer group must match completely. The default store has the name of its stream."""
     assert QUIX.store(topic, "group") == store
     assert QUIX.is_internal(topic, "group") == topic.startswith("repartition")
 
 
 def test_values_of_quix_streams_lose_their_expiry() -> None:
-    """The header decides, record by record, and a delete has none."""
+    """Each record's header says whether its value starts with an expiry time. A delete has none."""
     decode = QUIX.decoder("topic", {})
     assert decode is not None
     stamped = struct.pack(">Q", 2**64 - 1) + b"value"
@@ -54,7 +54,7 @@ def test_values_of_quix_streams_lose_their_expiry() -> None:
 
 
 def test_uncommitted_changes_of_quix_streams() -> None:
-    """A change counts if the offsets of all topics that it was made from are committed; older versions wrote none."""
+    """A change counts if the offsets of all its input topics are committed. Older versions wrote no offsets."""
     decode = QUIX.decoder("topic", {"a": 10, "b": 5})
     assert decode is not None
     for processed, counts in [
@@ -76,7 +76,7 @@ def test_uncommitted_changes_of_quix_streams() -> None:
 
 
 def test_other_records_than_those_of_quix_streams() -> None:
-    """A column family of windows, or none at all, is refused."""
+    """A record of windows or without a column family is refused."""
     decode = QUIX.decoder("topic", {})
     assert decode is not None
     with pytest.raises(InvalidError, match="__latest-timestamps__"):
@@ -96,7 +96,7 @@ def test_other_records_than_those_of_quix_streams() -> None:
     ],
 )
 def test_names_of_kafka_streams(topic: str, store: str | None) -> None:
-    """``<application.id>-<store>-changelog``."""
+    """A changelog is called ``<application.id>-<store>-changelog``."""
     assert STREAMS.store(topic, "app") == store
     assert STREAMS.is_internal(topic, "app") == topic.endswith("-repartition")
     assert STREAMS.decoder(topic, {}) is None
@@ -115,21 +115,21 @@ def test_names_of_kafka_streams(topic: str, store: str | None) -> None:
     ],
 )
 def test_kinds_of_stores_of_kafka_streams(store: str, settings: dict[str, str], why: str | None) -> None:
-    """The settings and the name of the topic tell the kinds apart, and a kind that cannot be adopted is named."""
+    """A topic's settings and name show the kind of its store. The error names a kind that cannot be adopted."""
     problem = STREAMS.problem(f"app-{store}-changelog", settings)
     assert (problem is None) == (why is None)
     assert why is None or why in str(problem)
 
 
 def test_raw_topics_must_keep_their_keys() -> None:
-    """A topic whose keys Kafka deletes by itself is no changelog."""
+    """A topic whose keys Kafka deletes by age or size is not a changelog."""
     assert RAW.problem("topic", {"cleanup.policy": "compact"}) is None
     assert "compact,delete" in str(RAW.problem("topic", {"cleanup.policy": "compact,delete"}))
     assert RAW.store("topic", "job") is None
 
 
 def samza(*checkpoints: tuple[int, int, object]) -> OldCheckpoints:
-    """The checkpoints of a topic with these records: version, task and content."""
+    """Return the checkpoints of a topic with these records: version, task and content."""
     assert isinstance(SAMZA, CheckpointingOrigin)
     records = []
     for offset, (version, task, content) in enumerate(checkpoints):
@@ -140,13 +140,13 @@ def samza(*checkpoints: tuple[int, int, object]) -> OldCheckpoints:
 
 
 def version_1(offset: int, changelog: str = "1700000000000-5:9") -> object:
-    """A checkpoint of task 0 whose last processed record has this offset."""
+    """Return a checkpoint of task 0 whose last processed record has this offset."""
     of = {"system": "kafka", "partition": "0"}
     return {"a": {**of, "stream": "rows", "offset": str(offset)}, "b": {**of, "stream": "log", "offset": changelog}}
 
 
 def version_2(offset: int, newest: str | None = "9", backend: str = "KafkaChangelogStateBackendFactory") -> object:
-    """The same in version 2."""
+    """Return the same checkpoint in version 2."""
     marker = {"version": 1, "changelog-ssp": {"stream": "log", "partition": 0}, "changelog-offset": newest}
     return {
         "checkpoint-id": "1700000000000-5",
@@ -156,7 +156,7 @@ def version_2(offset: int, newest: str | None = "9", backend: str = "KafkaChange
 
 
 def test_checkpoints_of_samza() -> None:
-    """Offsets and markers are those of the last record: the next one follows. Dots in names of topics are no harm."""
+    """Offsets and markers name the last record, so reading continues at the next one. Topic names may have dots."""
     found = samza((2, 0, version_2(1)), (3, 0, "?"), (2, 0, version_2(7)))
     assert (found.tasks, found.offsets, found.made_ms) == (1, {"rows.eu-0": 8}, (1_700_000_000_000,))
     assert found.places == {("counts", 0): Place("log", 0, 10)}
@@ -168,7 +168,7 @@ def test_checkpoints_of_samza() -> None:
 
 
 def test_the_newer_version_of_checkpoints_of_samza_counts() -> None:
-    """Version 2 of the same commit says more; version 1 of a later commit was made by software without version 2."""
+    """Version 2 of the same commit counts. A later version 1, from software without version 2, counts too."""
     content = version_2(7)
     assert isinstance(content, dict)
     content["input-offsets"] = {"kafka.rows.0": "7"}
@@ -188,20 +188,21 @@ def test_the_newer_version_of_checkpoints_of_samza_counts() -> None:
     ],
 )
 def test_jobs_of_samza_that_are_refused(content: object, said: str) -> None:
-    """What the new job could not continue."""
+    """A checkpoint that the new job could not continue is refused."""
     with pytest.raises(InvalidError, match=said):
         samza((2, 0, content))
 
 
 def test_broken_checkpoints_of_samza() -> None:
-    """The record is named."""
+    """The error names the record."""
     with pytest.raises(CorruptRecord, match="not a checkpoint of Samza") as raised:
         samza((2, 0, version_2(1)), (2, 0, [1]))
     assert raised.value.where["offset"] == 1
 
 
 def test_names_of_samza() -> None:
-    """Underscores become hyphens in the checkpoint topic; streams that an operator writes for another are no input."""
+    """Underscores in the job's name become hyphens in the checkpoint topic. An operator's internal streams are no
+    input."""
     assert isinstance(SAMZA, CheckpointingOrigin)
     assert SAMZA.checkpoint_topic("my_job") == "__samza_checkpoint_ver_1_for_my-job_1"
     assert SAMZA.is_internal("my_job-1-partition_by-keyed", "my_job")
@@ -211,7 +212,7 @@ def test_names_of_samza() -> None:
 
 
 def index_of(**changes: object) -> bytes:
-    """An index blob with one file of two blobs, and an OPTIONS file unless ``options`` names it otherwise."""
+    """Return an index blob with one file of two blobs, and an OPTIONS file unless ``options`` gives another name."""
     options = {"file-name": changes.pop("options", "OPTIONS-000007"), "blobs": [], "file-metadata": {"size": 0}}
     file: dict[str, object] = {
         "file-name": "CURRENT",
@@ -229,7 +230,7 @@ def index_of(**changes: object) -> bytes:
 
 
 def test_an_index_of_samza() -> None:
-    """The parts of a file in their order; a file without bytes has none."""
+    """The parts of a file are in order, and an empty file has none."""
     file, _ = decode_snapshot(index_of(), "index", task=0, store="counts").files
     assert (file.size, file.crc, file.parts()) == (10, 7, [("a", 0, 4), ("b", 4, 6)])
     empty = index_of(**{"blobs": [], "file-metadata": {"size": 0}})
@@ -253,7 +254,7 @@ def test_an_index_of_samza() -> None:
     ],
 )
 def test_a_hostile_index_of_samza_is_refused(changes: dict[str, object], said: str) -> None:
-    """Names, sizes and blobs are checked before anything is fetched; and the owner."""
+    """Names, sizes, blobs and the owner are checked before anything is fetched."""
     with pytest.raises(CorruptBlob, match=said):
         decode_snapshot(index_of(**changes), "index", task=0, store="counts")
     with pytest.raises(CorruptBlob, match="it is one of task"):
@@ -261,7 +262,7 @@ def test_a_hostile_index_of_samza_is_refused(changes: dict[str, object], said: s
 
 
 def test_places_of_old_blobs() -> None:
-    """Blobs of the old job are in the new job's blob store if its URI is the same, or a directory above it."""
+    """The new job's blob store has the old job's blobs if the URIs are equal or the new one is a parent."""
     assert place_of("s3://bucket/samza/", "s3://bucket/samza") == ""
     assert place_of("s3://bucket/team/samza", "s3://bucket/team") == "samza/"
     assert place_of("s3://bucket/team", "s3://bucket/team/samza") is None

@@ -43,13 +43,13 @@ def _build(kind: str, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that would be published."""
+    """The wheel as it would be published."""
     return _build("build_wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which the wheel is installed, without its dependencies."""
+    """A directory with the installed wheel, without its dependencies."""
     target = tmp_path_factory.mktemp("installed")
     pip = [
         sys.executable,
@@ -67,7 +67,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_installed_wheel_loads_every_schema(installed: Path, tmp_path: Path) -> None:
-    """All files of schemas/ come out of the installed package, byte for byte, outside the source tree."""
+    """The installed package has every file of schemas/ byte for byte, outside the source tree."""
     where, schemas = json.loads(_run(sys.executable, "-P", "-c", _SHOW, cwd=tmp_path, pythonpath=installed))
     assert Path(where).is_relative_to(installed)
     assert schemas == _schemas()
@@ -75,7 +75,7 @@ def test_the_installed_wheel_loads_every_schema(installed: Path, tmp_path: Path)
 
 
 def test_the_wheel_brings_three_packages_and_no_more(installed: Path) -> None:
-    """No top-level `schemas`, no tests in site-packages; the runtime and the integration are typed."""
+    """The wheel has no top-level `schemas` and no tests. The runtime and the integration have type information."""
     packages = {path.name for path in installed.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
     assert packages - {"bin"} == {"statemgr", "statemgr_tools", "spark_integration"}
     assert (installed / "statemgr" / "py.typed").is_file()
@@ -84,7 +84,7 @@ def test_the_wheel_brings_three_packages_and_no_more(installed: Path) -> None:
 
 
 def test_an_editable_install_loads_the_schemas_of_the_source_tree(tmp_path: Path) -> None:
-    """The editable wheel is a path to the sources, with no copy of the schemas that could become stale."""
+    """An editable install refers to the sources and has no copy of the schemas that could become stale."""
     editable = _build("build_editable", tmp_path)
     with zipfile.ZipFile(editable) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -112,7 +112,8 @@ def test_every_name_of_an_object_leads_to_it() -> None:
 
 
 def test_the_metadata_of_the_wheel(wheel: Path) -> None:
-    """Name, licence, Python version, addresses, extras; PySpark is held below its next minor version."""
+    """The wheel has name, licence, Python version, addresses and extras, and requires a PySpark below its next minor
+    version."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))
@@ -129,7 +130,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
 
 
 def test_statemgr_needs_no_spark_to_be_imported(tmp_path: Path) -> None:
-    """Importing the public surface loads neither PySpark nor pandas."""
+    """Importing the public API loads neither PySpark nor pandas."""
     code = "import statemgr, statemgr.engine, sys; print([m for m in ('pyspark', 'pandas') if m in sys.modules])"
     assert _run(sys.executable, "-c", code, cwd=tmp_path, pythonpath=ROOT).strip() == "[]"
 
@@ -143,7 +144,7 @@ _SLOW_TO_LOAD = {
 
 @pytest.mark.parametrize("name", ["", *sorted(main._BUILT_IN)])
 def test_help_loads_nothing_that_is_slow(name: str, tmp_path: Path) -> None:
-    """``statemgr --help``, and ``--help`` of each command, answer at once: they load neither clients nor displays."""
+    """``statemgr --help`` and the ``--help`` of each command are quick, because they load no slow libraries."""
     code = (
         "import contextlib, sys, statemgr.cli.main\n"
         "with contextlib.suppress(SystemExit):\n"
@@ -154,14 +155,14 @@ def test_help_loads_nothing_that_is_slow(name: str, tmp_path: Path) -> None:
     assert any(line.lstrip().startswith("Usage:") for line in shown)
     loaded = set(last.split()[1:])
     assert loaded & _SLOW_TO_LOAD == set()
-    # the names of other packages' commands are only needed for a list of all commands
+    # only a list of all commands needs the names of other packages' commands
     assert ("importlib.metadata" in loaded) == (name == "")
     if name == "":
         assert not {"statemgr.config", "statemgr.ports"} & loaded
 
 
 def test_constraints_name_exact_versions_without_addresses() -> None:
-    """Every line is name==version; every dependency of the project is among them."""
+    """Every line is name==version, and the file has every dependency of the project."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     names = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     assert all(line.count("==") == 1 and "@" not in line and "/" not in line for line in lines)

@@ -1,4 +1,4 @@
-"""Partitioners: the hashes of many keys at once are those of Kafka and of Spark."""
+"""Partitioners: the hashes of many keys at once equal those of Kafka and of Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGN = 0x80000000
 
 
 def one_murmur2(key: bytes) -> int:
-    """Kafka's murmur2 of one key, step by step, without the sign bit."""
+    """Return Kafka's murmur2 of one key, computed step by step, without the sign bit."""
     m, mask = 0x5BD1E995, 0xFFFFFFFF
     h = 0x9747B28C ^ len(key)
     for at in range(0, len(key) - len(key) % 4, 4):
@@ -30,7 +30,7 @@ def one_murmur2(key: bytes) -> int:
 
 
 def one_spark_hash(key: bytes) -> int:
-    """Spark's ``Murmur3_x86_32.hashUnsafeBytes`` of one key with the seed 42, as a signed number."""
+    """Return Spark's ``Murmur3_x86_32.hashUnsafeBytes`` of one key with the seed 42, as a signed number."""
     mask = 0xFFFFFFFF
 
     def mixed(h: int, k: int) -> int:
@@ -53,7 +53,7 @@ def one_spark_hash(key: bytes) -> int:
 
 
 def test_the_vectors_of_kafka() -> None:
-    """Those of Kafka's own ``UtilsTest``, without the sign bit."""
+    """murmur2 agrees with Kafka's own ``UtilsTest``, without the sign bit."""
     known = {
         b"21": -973932308,
         b"foobar": -790332482,
@@ -66,7 +66,7 @@ def test_the_vectors_of_kafka() -> None:
 
 
 def test_the_vectors_of_spark() -> None:
-    """From the documentation of ``pyspark.sql.functions.hash``, and from Spark 4.2."""
+    """The hashes agree with the documentation of ``pyspark.sql.functions.hash`` and with Spark 4.2."""
     assert spark_hash([b"ABC", b"Spark", "é€𝄞z".encode()]) == [-757602832, 228093765, 1770618892]
     integers = candidates("spark-hash(bigint)", "integer")["spark-hash(bigint)"]
     assert integers([SERDES["integer"].serialize(n) for n in (0, 1, -1)]) == [-1670924195, -1712319331, -939490007]
@@ -76,7 +76,7 @@ def test_the_vectors_of_spark() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 777])
 def test_many_keys_at_once(count: int) -> None:
-    """Keys of all lengths and of one length, in their order; a lane never reaches into its neighbour."""
+    """Keys of equal or different lengths hash as they do one by one, and one lane does not affect its neighbour."""
     source = random.Random(count)
     for lengths in (range(24), range(17, 18), range(4, 5), range(0, 1)):
         keys = [source.randbytes(source.choice(lengths)) for _ in range(count)]
@@ -87,7 +87,7 @@ def test_many_keys_at_once(count: int) -> None:
 
 
 def test_which_partitioners_are_possible() -> None:
-    """By what the checkpoints record and how keys are written; others are refused."""
+    """The recorded partitioner and the serde of the keys decide which ones are possible. Others are refused."""
     assert list(candidates("kafka-partition", "json")) == ["murmur2", "crc32", "quix-murmur2", "quix-crc32"]
     assert list(candidates("kafka-partition", "bytes", "crc32")) == ["crc32"]
     assert list(candidates("kafka-murmur2", "bytes")) == ["murmur2"]
@@ -104,7 +104,7 @@ def test_which_partitioners_are_possible() -> None:
 
 
 def test_keys_of_quix_streams() -> None:
-    """The message's key ends at the separator; a key without one is the message's. Of two, nobody knows which."""
+    """The message's key ends at the separator, or is the complete key without one. Two separators are ambiguous."""
     found = candidates("kafka-partition", "bytes")
     keys, of_messages = [b'orders-1|"rows"', b"|1", b"orders-1"], [b"orders-1", b"", b"orders-1"]
     assert found["quix-murmur2"](keys) == murmur2(of_messages)

@@ -1,4 +1,4 @@
-"""local_notes: a pending snapshot on this machine is used by exactly the histories that it fits."""
+"""local_notes: a pending snapshot on this machine is used only by the histories that it fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr.wiring import open_services
 
 
 def at(seconds: float) -> Moment:
-    """A moment of one run of the machine."""
+    """Return a moment in one run of the machine."""
     return Moment("run", float(seconds), int(seconds * 1000))
 
 
@@ -35,7 +35,7 @@ IDENTITY = StoreIdentity("j", "1", "Partition 0", "s")
 
 
 def test_a_pending_snapshot_fits_every_chain_that_has_what_it_has() -> None:
-    """What came after it does not matter, nor where its segments are stored."""
+    """Later segments do not matter, nor does the place where the segments are stored."""
     assert PENDING.fits(CHAIN, at(1000))
     assert PENDING.fits(replace(CHAIN, segments=SEGMENTS[:2]), at(1000 + REUSE_S - 1))
     inline = replace(SEGMENTS[0], blob=None, inline=b"100")
@@ -69,12 +69,13 @@ def test_a_pending_snapshot_fits_every_chain_that_has_what_it_has() -> None:
     ],
 )
 def test_a_pending_snapshot_of_another_history_is_not_used(chain: SegmentChain, now: Moment) -> None:
-    """After a rollback the same numbers may name other changes."""
+    """After a rollback, the same numbers may refer to other changes."""
     assert not PENDING.fits(chain, now)
 
 
 def test_notes_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
-    """It is a file: one process at a time makes it, another reads it, the newest wins, a damaged one counts as none."""
+    """One process at a time writes the note, and another one reads it. The newest note counts; a damaged one is
+    ignored."""
     config = {
         "job.name": "j",
         "state.dir": str(tmp_path),

@@ -1,4 +1,4 @@
-"""phases: steps are announced to whoever watches."""
+"""phases: flows announce their steps to observers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statemgr.phases import Phase, add_observer, announce, observed, remove_obse
 
 
 def test_observers_hear_phases_in_order() -> None:
-    """An observer gets each phase with its subject, in the order of the steps, until the block ends."""
+    """An observer receives each phase with its subject, in order, until the block ends."""
     heard: list[tuple[Phase, str]] = []
     with observed(lambda phase, subject: heard.append((phase, subject))):
         announce(Phase.FLUSH, "Partition 0", "orders/1")
@@ -18,7 +18,7 @@ def test_observers_hear_phases_in_order() -> None:
 
 
 def test_what_an_observer_raises_stops_the_flow() -> None:
-    """An observer's error is raised at the step itself, and the observer is removed all the same."""
+    """An observer's error is raised at the step itself, and the observer is still removed."""
 
     def fail(phase: Phase, subject: str) -> None:
         raise RuntimeError(f"{phase} {subject}")
@@ -29,7 +29,7 @@ def test_what_an_observer_raises_stops_the_flow() -> None:
 
 
 def test_observer_may_remove_itself() -> None:
-    """An observer that removes itself while it is called does not make the next one miss the phase."""
+    """If an observer removes itself during a call, the next one still receives the phase."""
     heard: list[str] = []
 
     def once(phase: Phase, subject: str) -> None:
@@ -50,14 +50,14 @@ def test_observer_may_remove_itself() -> None:
 
 
 def test_phases_are_named_by_their_flow() -> None:
-    """Every phase says which flow it belongs to; names are unique (crash tests kill by them)."""
+    """Every phase names its flow, and names are unique, because crash tests use them."""
     flows = {"restore", "commit", "publish", "clean-up", "materialize", "output", "adopt", "rescale", "copy"}
     assert {phase.value.split(".")[0] for phase in Phase} == flows
     assert len({phase.value for phase in Phase}) == len(Phase)
 
 
 def test_an_observer_of_a_job_hears_of_no_other() -> None:
-    """Steps of another job, or of another ID of the job, are not told to it."""
+    """An observer of a job does not receive steps of another job or of another job ID."""
     heard: list[str] = []
 
     def hear(phase: Phase, subject: str) -> None:
@@ -74,7 +74,7 @@ def test_an_observer_of_a_job_hears_of_no_other() -> None:
 
 
 def test_the_tasks_of_a_step() -> None:
-    """A task, a task's store, several tasks, the whole job."""
+    """A subject may be a task, a task's store, several tasks or the complete job."""
     assert tasks_of("Partition 3") == ["Partition 3"]
     assert tasks_of("Partition 3/totals") == ["Partition 3"]
     assert tasks_of("Partition 3, Partition 4") == ["Partition 3", "Partition 4"]

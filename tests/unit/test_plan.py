@@ -1,4 +1,4 @@
-"""plan: which factory supplies a store, and what is refused before anything is touched."""
+"""plan: which factory supplies a store, and what is refused before a restore starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statemgr.model.plan import Successor, plan_files, plan_stores
 from statemgr.model.snapshot import DirIndex
 from tests import model_samples as sample
 
-#: Lists one store, with a changelog marker and a blob marker.
+#: A checkpoint with one store, a changelog marker and a blob marker.
 CHECKPOINT = replace(
     sample.CHECKPOINT,
     stores={"totals": "1700-ab-totals"},
@@ -26,14 +26,14 @@ BOTH = ("blob-store", "kafka-changelog")
 
 
 def test_first_start_is_empty() -> None:
-    """Without a checkpoint every store starts empty and nothing needs a permission."""
+    """Without a checkpoint every store starts empty, and no permission is needed."""
     plans = plan_stores(None, {"b": BOTH, "a": ()}, durable={"a": False, "b": True})
     assert [(plan.store, plan.empty, plan.candidates) for plan in plans] == [("a", True, ()), ("b", True, ())]
 
 
 @pytest.mark.parametrize("order", [BOTH, BOTH[::-1]])
 def test_factories_are_tried_in_the_configured_order(order: tuple[str, ...]) -> None:
-    """Restore order is the list's order, each factory with its own marker."""
+    """The restore tries the factories in the order of the list, each with its own marker."""
     (plan,) = plan_stores(CHECKPOINT, {"totals": order}, durable={"totals": True})
     assert tuple(factory for factory, _ in plan.candidates) == order
     assert all(marker == CHECKPOINT.marker(factory, "totals") for factory, marker in plan.candidates)
@@ -42,7 +42,7 @@ def test_factories_are_tried_in_the_configured_order(order: tuple[str, ...]) -> 
 
 
 def test_factory_without_a_marker_is_skipped_with_its_reason() -> None:
-    """A backend that has not been filled yet is left out, and the plan says why."""
+    """A backend without a marker is left out, and the plan gives the reason."""
     (plan,) = plan_stores(CHECKPOINT, {"totals": ("elsewhere", "blob-store")}, durable={"totals": True})
     assert [factory for factory, _ in plan.candidates] == ["blob-store"]
     assert str(CHECKPOINT.checkpoint_id) in plan.skipped["elsewhere"]
@@ -50,14 +50,15 @@ def test_factory_without_a_marker_is_skipped_with_its_reason() -> None:
 
 @pytest.mark.parametrize("factories", [("elsewhere",), ()])
 def test_listed_store_that_nothing_can_supply_is_an_error(factories: tuple[str, ...]) -> None:
-    """Never silently empty: the error names the store and what the checkpoint does have."""
+    """The store never starts empty without notice. The error names it and the backends that the checkpoint has."""
     with pytest.raises(MissingState, match="blob-store, custom, kafka-changelog") as caught:
         plan_stores(CHECKPOINT, {"totals": factories}, durable={"totals": True}, job="orders", task=sample.TASK)
     assert caught.value.where == {"job": "orders", "task": sample.TASK, "store": "totals"}
 
 
 def test_blob_restore_of_a_version_one_checkpoint_is_an_error() -> None:
-    """Older software left changelog markers alone: the blob store cannot supply them, and nothing starts empty."""
+    """A version 1 checkpoint has only changelog markers, so the blob store cannot supply the store, which never starts
+    empty."""
     markers = {"kafka-changelog": CHECKPOINT.state_checkpoint_markers["kafka-changelog"]}
     with pytest.raises(MissingState):
         plan_stores(
@@ -68,7 +69,7 @@ def test_blob_restore_of_a_version_one_checkpoint_is_an_error() -> None:
 
 
 def test_new_store_needs_permission() -> None:
-    """A store that the record does not list starts empty only when asked for by hand."""
+    """A store that the checkpoint does not list starts empty only with a permission."""
     configured = {"totals": BOTH, "totasl": BOTH}
     durable = {"totals": True, "totasl": True}
     with pytest.raises(PermissionNeeded, match="totasl"):
@@ -80,7 +81,7 @@ def test_new_store_needs_permission() -> None:
 
 
 def test_removed_store_needs_permission() -> None:
-    """A listed store that the configuration lacks is dropped only when asked for by hand."""
+    """A listed store that the configuration lacks is dropped only with a permission."""
     with pytest.raises(PermissionNeeded, match="totals"):
         plan_stores(CHECKPOINT, {}, durable={})
     with pytest.raises(PermissionNeeded, match="totals"):
@@ -89,20 +90,20 @@ def test_removed_store_needs_permission() -> None:
 
 
 def test_renamed_store_needs_both_permissions() -> None:
-    """A renamed store is one removed and one new: neither permission alone lets it pass."""
+    """A renamed store is one removed store and one new store, so it needs both permissions."""
     for allowed in (Permissions(allow_new_stores=True), Permissions(allow_removed_stores=True)):
         with pytest.raises(PermissionNeeded):
             plan_stores(CHECKPOINT, {"renamed": BOTH}, durable={"renamed": True}, permissions=allowed)
 
 
 def test_store_without_backup_starts_empty_every_time() -> None:
-    """A store that is not backed up needs no permission and no marker."""
+    """A store without backup needs neither a permission nor a marker."""
     plans = plan_stores(CHECKPOINT, {"totals": BOTH, "cache": ()}, durable={"totals": True, "cache": False})
     assert [(plan.store, plan.empty) for plan in plans] == [("cache", True), ("totals", False)]
 
 
 def test_files_come_from_the_index_then_from_here_then_from_afar() -> None:
-    """Inline files are in the index; local files are reused by content under any name; the rest is fetched."""
+    """Inline files come from the index. Local files are reused by content under any name. The rest is fetched."""
     identity = (sample.BLOB.size, sample.HASH)
     nothing = plan_files(sample.INDEX.root, [])
     assert (set(nothing.inline), set(nothing.fetch)) == ({"CURRENT", "journal/empty"}, {"000012.sst"})
@@ -114,7 +115,7 @@ def test_files_come_from_the_index_then_from_here_then_from_afar() -> None:
 
 
 def test_local_file_of_the_same_name_and_other_content_is_not_reused() -> None:
-    """A name says nothing: another content under the same name and size is fetched."""
+    """A local file with the same name and size but other content is not reused."""
     plan = plan_files(sample.INDEX.root, [{"000012.sst": (3, b"x" * 16)}])
     assert set(plan.fetch) == {"000012.sst"}
 
@@ -132,7 +133,7 @@ def _older(number: int, state: str, **fields: object) -> Checkpoint:
 
 
 def test_older_checkpoints_tell_of_their_states() -> None:
-    """Per factory: each state's marker, from the newest checkpoint that has it; not the current one's."""
+    """The plan has the marker of each earlier state for each factory, from the newest checkpoint that has it."""
     older = [_older(30, "b"), _older(20, "b"), _older(10, "a", stores={"totals": "a", "other": "x"})]
     (plan,) = plan_stores(_older(40, "c"), {"totals": BOTH[1:]}, durable={"totals": True}, older=older)
     assert plan.older == {
@@ -147,7 +148,7 @@ def test_older_checkpoints_tell_of_their_states() -> None:
     ("versions", "states"), [((2, 2, 2), "ba"), ((2, 2, 1), "b"), ((2, 1, 2), ""), ((1, 2, 2), "")]
 )
 def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ...], states: str) -> None:
-    """It wrote to the changelog without keeping to anything that a replay from an older state relies on."""
+    """Older software broke the rules that a replay from an older state relies on, so states before it do not count."""
     current, *older = [
         _older(30 - 10 * n, state, record_version=version)
         for n, (state, version) in enumerate(zip("cba", versions, strict=True))
@@ -157,8 +158,8 @@ def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ..
 
 
 def test_what_followed_an_older_checkpoint() -> None:
-    """FAULT 53: per factory, the first newer checkpoint in which it has gone on, at the earliest time that it may have
-    done so; one that only repeats the marker does not count."""
+    """FAULT 53: for each factory, the plan has the first newer checkpoint whose marker differs, with the earliest
+    possible time."""
     wanted = _older(10, "a", sequence=1, published_ms=11)
     same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=15)
     newer = [same, _older(20, "b", sequence=3, published_ms=25), _older(30, "c", sequence=4, published_ms=20)]
@@ -175,7 +176,7 @@ def test_what_followed_an_older_checkpoint() -> None:
 
 
 def test_what_followed_a_kept_checkpoint() -> None:
-    """FAULT 53: retention has dropped checkpoints in between, one of which may have gone on first."""
+    """FAULT 53: retention has dropped checkpoints in between, so the time of the last equal marker counts."""
     wanted = _older(10, "a", sequence=1, published_ms=11)
     same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=16)
     late = _older(30, "c", sequence=4, published_ms=33)

@@ -1,4 +1,4 @@
-"""``statemgr plan-capacity``: its formulas, compared with commits that really run, and its command line."""
+"""``statemgr plan-capacity``: its formulas, compared with real commits, and its command line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from statemgr_tools.sizing.resources import Resources
 from statemgr_tools.sizing.workload import Workload
 from tests.docs.blocks import blocks
 
-#: How far a formula may be from what was counted.
+#: How far a formula may be from the counted value.
 TOLERANCE = 0.25
 KEY_BYTES, COMMIT_S, SNAPSHOTS = 16, 10, 4
 
 
 class Counted:
-    """Requests and bytes of all blob stores in memory, by kind."""
+    """Counts the requests and bytes of all blob stores in memory, by kind."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.of: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def _close(formula: float, counted: float) -> bool:
 def test_formulas_agree_with_commits(
     tasks: int, stores: int, changes: int, keys: int, value_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests and bytes of many commits and their snapshots, of a restore, and of a record are as planned."""
+    """The formulas predict the requests and bytes of commits and snapshots, of a restore and of a record."""
     counted = Counted(monkeypatch)
     generator = random.Random(1)
     keys_of_store = [generator.randbytes(KEY_BYTES) for _ in range(keys)]
@@ -127,7 +127,7 @@ def test_formulas_agree_with_commits(
         gets = counted.of["get"] / tasks
 
     rates, seconds = plan.commits, commits * COMMIT_S
-    # with one task: how many tasks share a blob depends on how fast each of them is
+    # the formulas hold for one task: how many tasks share a blob depends on their speed
     assert _close(rates.puts_per_s * seconds, seen["put"]), (rates.puts_per_s * seconds, seen)
     assert _close(rates.untags_per_s * seconds, seen["remove_ttl"]), (rates.untags_per_s * seconds, seen)
     assert _close(rates.uploaded_per_s * seconds, seen["bytes"]), (rates.uploaded_per_s * seconds, seen)
@@ -138,7 +138,7 @@ def test_formulas_agree_with_commits(
 
 
 def _commit(job: JobTester, changes: int, commits: int) -> None:
-    """Commit some times. Each commit waits for background snapshots, so that the next one builds on them."""
+    """Commit several times. Each commit waits for background snapshots, so that the next one builds on them."""
     for _ in range(commits):
         for partition in range(job.config.tasks):
             job.send("numbers", value=str(changes).encode(), partition=partition)
@@ -151,7 +151,7 @@ def _commit(job: JobTester, changes: int, commits: int) -> None:
 
 
 def test_small_commits_need_few_blobs() -> None:
-    """A chain stays in the record until it is too large; then one blob takes all its segments."""
+    """A chain stays in the record until it is too large. Then one blob takes all its segments."""
     assert walk_chain(40, 100, inline=True, limit=8192).blobs == 0
     few = walk_chain(50, 1200, inline=True, limit=8192)
     assert 50 / 7 <= few.blobs < 25
@@ -160,7 +160,7 @@ def test_small_commits_need_few_blobs() -> None:
 
 @pytest.mark.parametrize(("interval", "measured"), [("50 commits,256 MiB,10 min", 770e6), ("1 commit", 3_800e6)])
 def test_uploads_agree_with_the_benchmark(interval: str, measured: float) -> None:
-    """200 commits of 10,000 updates on 70.3 MiB upload what ``commit-bytes-200`` in docs/performance.md measured."""
+    """200 commits of 10,000 updates on 70.3 MiB upload the bytes of ``commit-bytes-200`` in docs/performance.md."""
     planned = Workload(
         tasks=1,
         keys=70.3 * 1024**2 / 116,
@@ -172,21 +172,21 @@ def test_uploads_agree_with_the_benchmark(interval: str, measured: float) -> Non
 
 
 def test_more_retained_checkpoints_store_more() -> None:
-    """Each retained checkpoint keeps its segments, and the replaced files of its snapshot."""
+    """Each retained checkpoint adds to the stored bytes."""
     given = Workload(tasks=10, keys=1e7, changes_per_s=1e4)
     stored = [Resources(replace(given, retained=retained)).commits.stored_bytes for retained in (1, 2, 100)]
     assert stored[0] < stored[1] < stored[2]
 
 
 def test_an_idle_job_has_no_requests() -> None:
-    """Without changes there are no commits, and no division by zero."""
+    """A job without changes has no uploads and causes no division by zero."""
     plan = Resources(Workload(tasks=8, processes=2, keys=1e6, changes_per_s=0))
     assert plan.commits.puts_per_s == plan.commits.uploaded_per_s == 0
     assert plan.restore_task_s > 0
 
 
 def test_more_of_everything_never_costs_less() -> None:
-    """Requests, bytes, time and cost grow with the state and with the changes."""
+    """Requests, bytes, time and cost grow with the state and the changes."""
     prices = load_prices(None)
     last: list[float] = [0.0] * 5
     for factor in (1, 10, 100, 1000):
@@ -203,7 +203,7 @@ def test_more_of_everything_never_costs_less() -> None:
 
 
 def test_every_commit_a_snapshot_has_no_segments() -> None:
-    """With ``1 commit`` nothing but snapshots is uploaded, and a restore applies nothing."""
+    """With ``1 commit``, only snapshots are uploaded, and a restore applies no segments."""
     given = Workload(tasks=10, keys=1e7, changes_per_s=1e4, interval=SnapshotInterval(commits=1))
     plan = Resources(given)
     assert plan.commits.segments_per_s == 0
@@ -213,7 +213,7 @@ def test_every_commit_a_snapshot_has_no_segments() -> None:
 
 @pytest.mark.parametrize("wrong", [{"keys": 0}, {"changes_per_s": -1}, {"processes": 9}, {"bandwidth": math.nan}])
 def test_impossible_jobs_are_refused(wrong: dict[str, Any]) -> None:
-    """A number that makes no sense is named."""
+    """An impossible number is refused."""
     with pytest.raises(InvalidError):
         Workload(**{"tasks": 8, "keys": 1.0, "changes_per_s": 1.0, **wrong})
 
@@ -222,7 +222,7 @@ def test_impossible_jobs_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_storage_has_tiers() -> None:
-    """Only the part of the bytes within a tier costs that tier's price."""
+    """Only the bytes within a tier have that tier's price."""
     store = load_prices(None).blob_store
     assert math.isclose(store.storage(60_000e9), 50_000 * 0.023 + 10_000 * 0.022)
 
@@ -238,7 +238,7 @@ def test_storage_has_tiers() -> None:
     ],
 )
 def test_a_wrong_price_table_is_refused(text: str, why: str, tmp_path: Path) -> None:
-    """The error says which price is wrong."""
+    """The error names the wrong part of the table."""
     table = tmp_path / "prices.toml"
     table.write_text(text)
     with pytest.raises(InvalidError, match=why):
@@ -253,7 +253,7 @@ def _run(*arguments: str) -> Any:
 
 
 def test_a_configuration_gives_the_defaults(tmp_path: Path) -> None:
-    """Tasks, intervals and backends come from the file; options win."""
+    """Tasks, intervals and backends come from the file, and options override them."""
     file = tmp_path / "job.toml"
     file.write_text(
         'job.name = "orders"\njob.tasks = 40\ntask.inputs = ["a", "b"]\ntask.commit.ms = 5000\n'
@@ -267,7 +267,7 @@ def test_a_configuration_gives_the_defaults(tmp_path: Path) -> None:
 
 
 def test_the_table_is_for_people(tmp_path: Path) -> None:
-    """Every quantity has a text and a unit, and an edited price changes the cost."""
+    """Every quantity has a readable name, and an edited price table applies."""
     asked = ("--state", "500 GB", "--changes", "20k", "--tasks", "100", "--backup", "both")
     shown = _run(*asked).stdout
     assert "cost of a month" in shown
@@ -292,14 +292,14 @@ def test_the_table_is_for_people(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_or_wrong_number_is_named(arguments: tuple[str, ...], why: str) -> None:
-    """Wrong use is exit status 2, with what to give."""
+    """Wrong use has exit status 2, and the message names the option."""
     result = _run(*arguments)
     assert result.exit_code == 2
     assert why in result.output
 
 
 def test_the_page_shows_what_the_command_prints() -> None:
-    """The lines of the first example in docs/sizing.md are those of its first command."""
+    """The first command in docs/sizing.md prints the lines of the first example there."""
     (commands,) = blocks("docs/sizing.md", "# Sizing a job", "sh")
     (lines,) = blocks("docs/sizing.md", "# Sizing a job", "text")
     first = commands.strip().splitlines()[0].split()[2:]

@@ -1,4 +1,4 @@
-"""The pool of transfers: fair turns, bounded bytes, the first error."""
+"""The pool of transfers: fair turns, a limit of bytes and the first error."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LIMIT_S = 20
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    """One thread: jobs run one after the other."""
+    """A pool with one thread, which runs jobs one after the other."""
     made = Pool(SystemClock(), Threads(), 1, most_bytes=100)
     yield made
     made.close()
 
 
 def test_batches_take_turns(pool: Pool) -> None:
-    """A huge batch does not starve a small one: a job of each in turn."""
+    """Batches alternate, so that a huge one does not starve a small one."""
     order: list[str] = []
     started, go = threading.Event(), threading.Event()
 
@@ -45,7 +45,7 @@ def test_batches_take_turns(pool: Pool) -> None:
 
 
 def test_bytes_in_flight_are_bounded() -> None:
-    """Invariant 13: jobs run together only while their sizes are within the limit; a larger one runs alone."""
+    """Invariant 13: jobs run together only while their sizes are within the limit. A larger job runs alone."""
     pool = Pool(SystemClock(), Threads(), 8, most_bytes=100)
     running: list[int] = []
     most: list[int] = []
@@ -69,7 +69,7 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 
 def test_the_jobs_of_a_failed_batch_are_given_up(pool: Pool) -> None:
-    """A30: the first error is raised and what waits is not begun; other batches go on."""
+    """A30: the first error is raised and the jobs that wait are dropped. Other batches continue."""
     done: list[int] = []
 
     def fail() -> None:

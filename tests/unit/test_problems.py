@@ -1,4 +1,4 @@
-"""What a job's problems are called, whom they blame, and how long a read of a server is waited for."""
+"""A job's problems: their names, the parts that they blame, and how long statemgr waits for a read of a server."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ STORE = "s3://bucket/prefix at http://s3:9000"
     ],
 )
 def test_an_error_names_the_fault_and_the_part(error: StatemgrError, fault: Fault, part: str) -> None:
-    """The kind of an error and what it carries decide both."""
+    """The kind of an error and its fields decide both."""
     found = of_error(error, CONFIG)
     assert (found.fault, found.part) == (fault, part)
 
 
 def test_no_secret_is_in_a_problem() -> None:
-    """Messages of other software may repeat a password."""
+    """Messages of other software may repeat a password, so problems hide it."""
     found = of_error(UnavailableError("hunter2 was refused", topic="hunter2", partition=0), CONFIG)
     assert "hunter2" not in found.part + found.detail
 
 
 def test_causes_come_before_effects_and_long_rows_are_cut() -> None:
-    """A thousand late tasks take a few lines, below the broker that is gone."""
+    """A thousand late tasks take a few lines, below the missing broker that may be their cause."""
     late = [Problem(Fault.MEMBER_STUCK, f"Partition {number}", "late") for number in range(1000)]
     gone = Problem(Fault.BROKER_GONE, "broker 1", "no answer")
     again = Problem(Fault.BROKER_GONE, "broker 1", "still no answer")
@@ -112,7 +112,7 @@ def test_a_lag_grows_only_if_more_arrives_than_is_processed_and_much_waits() -> 
 
 @pytest.mark.parametrize(("gap_ms", "late"), [(1_000, 180_000), (600_000, 1_800_000)])
 def test_a_task_is_late_after_three_of_its_intervals(gap_ms: int, late: int) -> None:
-    """Of task.commit.ms, or of the time that its commits really take, such as a micro-batch."""
+    """The interval is task.commit.ms, or the real time between commits if that is longer, as with micro-batches."""
     checkpoints = tuple(
         Checkpoint(CheckpointId(number * gap_ms, number), number, 1, {}, {}, {}, published_ms=number * gap_ms)
         for number in (3, 2, 1)
@@ -122,7 +122,7 @@ def test_a_task_is_late_after_three_of_its_intervals(gap_ms: int, late: int) -> 
 
 
 def test_what_doctor_finds_is_in_the_list() -> None:
-    """Problems with a typed error are named by it, others by the check; notes are left out."""
+    """A typed error names its problem; otherwise the check names it. Notes are left out."""
     report = Report()
     with report.guarded("blob put"):
         raise UnavailableError("no", bucket="bucket")
@@ -135,7 +135,7 @@ def test_what_doctor_finds_is_in_the_list() -> None:
 
 
 def test_a_read_that_hangs_is_waited_for_only_so_long() -> None:
-    """Whoever asks learns how long it has run. Its answer is given to the next one, until it is old."""
+    """A caller gets the waiting time instead of an answer. Later callers get the answer until it is old."""
     release, calls = threading.Event(), []
 
     def read() -> int:
@@ -155,7 +155,7 @@ def test_a_read_that_hangs_is_waited_for_only_so_long() -> None:
 
 @pytest.mark.parametrize("make", [lambda: UnavailableError("away"), lambda: ZeroDivisionError("bug")])
 def test_a_read_that_fails_gives_its_error(make: Callable[[], Exception]) -> None:
-    """An error of another library becomes one of statemgr's, with its class."""
+    """An error of another library becomes a StatemgrError with the name of its class."""
 
     def read() -> int:
         raise make()
@@ -166,7 +166,7 @@ def test_a_read_that_fails_gives_its_error(make: Callable[[], Exception]) -> Non
 
 
 def test_the_runbook_has_a_section_for_each_fault_in_its_order_and_names_what_exists() -> None:
-    """The page and alerts link to its anchors; its metrics are those of the table in the operations page."""
+    """The page and alerts link to the runbook's sections, and the runbook names only metrics of the monitoring page."""
     docs = Path(__file__).parents[2] / "docs"
     runbook = (docs / "runbook.md").read_text()
     assert re.findall(r"^## (.+)$", runbook, re.MULTILINE) == [fault.title for fault in Fault]

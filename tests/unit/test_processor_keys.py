@@ -1,4 +1,4 @@
-"""Keys of a processor's store: a rescale finds the grouping key in each of them. Spark's hashes: ``tests/spark``."""
+"""Keys of a processor's store: a rescale finds the grouping key in each. Spark's hashes are in ``tests/spark``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDED = "spark-hash(string,array<bigint>)"
 
 
 def forms(values: tuple[object, ...]) -> list[bytes]:
-    """A key of every form that a store may have, for one grouping key; zeros are everywhere."""
+    """Return the keys of every form that a store may have for one grouping key, with zero bytes everywhere."""
     key, time = encode_key(KEY, values), b"\x80\x00\x01\x00\x01s\x00\x01"
     state = variable_prefix("na\x00\x01me") + key
     plain = [state, state + bytes(8), state + encode_key(KEY, ("\x00", None))]
@@ -30,7 +30,7 @@ def forms(values: tuple[object, ...]) -> list[bytes]:
 
 
 def test_the_grouping_key_is_found_in_every_form() -> None:
-    """Also next to other grouping keys, of which one looks like the beginning of another."""
+    """The key is found even next to another grouping key that looks like its beginning."""
     values = [(None, None), ("", []), ("a", [1]), ("a\x00", [1, None]), ("a\x00\x01", None), ("é\x00", [256])]
     parts = [
         [], [b""], [b"a", b"\x01" + bytes(7)], [b"a\x00", b"\x01" + bytes(7)], [b"a\x00\x01"],
@@ -51,25 +51,25 @@ def test_the_grouping_key_is_found_in_every_form() -> None:
     "key", [b"", b"s", b"z\x01\x00\x01", b"sname\x00\x01", b"sname\x00\x01\x02", b"x" + bytes(8) + b"t\x00\x01\x00\x00"]
 )
 def test_keys_that_no_processor_wrote(key: bytes) -> None:
-    """They stop a rescale, and are never put into some task."""
+    """Such keys stop a rescale and are never assigned to a task."""
     with pytest.raises(InvalidError, match="has no grouping key of the types"):
         hashed_parts(TYPES)([key])
 
 
 def test_a_number_that_is_cut_off() -> None:
-    """The bytes that are there look like a smaller number."""
+    """The remaining bytes look like a smaller number, but the key is refused."""
     with pytest.raises(InvalidError, match="ends too early"):
         hashed_parts('["long"]')([b"sname\x00\x01\x01" + bytes(7)])
 
 
 def test_a_type_without_a_known_hash() -> None:
-    """It is named."""
+    """The error names the type."""
     with pytest.raises(ConfigError, match="a column of type variant"):
         candidates("spark-hash(variant)", "bytes", None, '["variant"]')
 
 
 def test_what_the_attachment_says() -> None:
-    """The integration's own; and damaged ones, and one of a newer release."""
+    """The attachment of the integration is read. Damaged attachments and those of a newer release are refused."""
     assert processor_keys.RECORD == RECORD
     assert grouping_types(Record(KEY, "visits", "none", {}).to_bytes()) == TYPES
     for data in (b"", b"[]", b"{}", b'{"format": 1}', b'{"format": 2}'):

@@ -1,4 +1,4 @@
-"""record_limits: what cannot fit the checkpoint topic is refused before anything is published."""
+"""record_limits: what cannot fit on the checkpoint topic is refused before anything is published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statemgr.model.record_size import (
 
 
 def config(stores: int = 1, **more: object) -> JobConfig:
-    """A job with this many stores in every backend; keys in ``more`` have ``__`` for ``.``."""
+    """Return a job with this many stores in every backend. Keys in ``more`` have ``__`` for ``.``."""
     mapping: dict[str, object] = {
         "job.name": "orders",
         "job.tasks": 1000,
@@ -29,20 +29,21 @@ def config(stores: int = 1, **more: object) -> JobConfig:
 
 
 def test_ordinary_jobs_fit() -> None:
-    """FAULT 58: a thousand tasks, a hundred stores, a thousand partitions."""
+    """FAULT 58: a thousand tasks, a hundred stores and a thousand partitions fit."""
     check_config(config(100))
     check_inputs(config(100), Inputs({f"orders-{n}": n for n in range(1000)}))
 
 
 def test_too_many_stores_are_refused() -> None:
-    """FAULT 58: a task's record lists every store; one that cannot fit is refused at the start, naming the key."""
+    """FAULT 58: a task's record lists every store. A record that cannot fit is refused at the start, and the error
+    names the key."""
     with pytest.raises(ConfigError, match=f"the limit is {MOST_RECORD}") as refused:
         check_config(config(1000))
     assert refused.value.where["key"] == "stores"
 
 
 def test_a_producer_that_takes_no_such_record_is_refused() -> None:
-    """FAULT 58: a lowered limit of the producer would fail a commit some day."""
+    """FAULT 58: a low record limit of the producer would make a later commit fail, so it is refused."""
     for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
         with pytest.raises(ConfigError, match=r"message\.max\.bytes is 100000") as refused:
             check_config(config(**{key: 100_000}))
@@ -51,14 +52,15 @@ def test_a_producer_that_takes_no_such_record_is_refused() -> None:
 
 
 def test_too_many_input_partitions_are_refused() -> None:
-    """FAULT 58: refused by their number, whatever their offsets are now: it would not fit later."""
+    """FAULT 58: the number of partitions decides, whatever their offsets are, because larger offsets would not fit
+    later."""
     with pytest.raises(InvalidError, match="has 20000 partitions") as refused:
         check_inputs(config(), Inputs({f"orders-{n}": 0 for n in range(20_000)}))
     assert refused.value.where["key"] == "task.inputs"
 
 
 def test_what_is_inline_is_bounded_by_the_publish() -> None:
-    """FAULT 58: many tasks or stores share what may be inline in one publish, and in one record."""
+    """FAULT 58: all tasks and stores share the limit of inline bytes in one publish and in one record."""
     for tasks, stores in ((1, 1), (1000, 1), (1000, 10), (50, 50)):
         assert inline_chain_limit(stores, tasks) * stores <= 64 * 1024
         assert inline_chain_limit(stores, tasks) * stores * tasks <= 768 * 1024

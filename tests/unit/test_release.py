@@ -1,4 +1,4 @@
-"""``make release``: what it refuses, and that a fresh environment can install what it uploads."""
+"""``make release``: what it refuses, and that a new environment can install what it uploads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _release(tree: Path, *arguments: str, **environment: str) -> subprocess.Comp
 
 
 def _checkout(tree: Path, changelog: str) -> Path:
-    """A checkout of this tree's sources with another changelog."""
+    """Return a checkout of this tree's sources with another changelog."""
     tree.mkdir()
     for name in _SOURCES:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,7 +48,7 @@ def _checkout(tree: Path, changelog: str) -> Path:
 
 
 def test_a_release_without_a_section_in_the_changelog_is_refused(tmp_path: Path) -> None:
-    """Nothing is built before the tree is clean and the changelog has a dated section with entries."""
+    """Nothing is built until the tree is clean and the changelog has a dated section with entries."""
     tree = tmp_path / "tree"
     (tree / "scripts").mkdir(parents=True)
     (tree / "statemgr").mkdir()
@@ -69,7 +69,7 @@ def test_a_release_without_a_section_in_the_changelog_is_refused(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_fresh_environment_installs_what_was_released(tmp_path: Path) -> None:
-    """The release goes to a local index. pip installs it from there with its dependencies, and the command runs."""
+    """pip installs the release from a local index with its dependencies, and the command runs."""
     tree = _checkout(tmp_path / "tree", f"# Changelog\n\n## [{__version__}] - 2026-01-31\n\n- The first release.\n")
     with package_index() as index:
         made = _release(tree, "--index", index.upload_url, TWINE_USERNAME="tests", TWINE_PASSWORD="tests")

@@ -1,4 +1,4 @@
-"""The parts of a rescale on stores of this machine: splitting, making stores of tables, and reading them again."""
+"""The parts of a rescale on local stores: splitting them, making stores of tables, and reading them again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = dict[bytes, bytes]
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
-    """A job with a store of each type; no server is asked."""
+    """A job with a store of each type. No server is contacted."""
     mapping = {"job.name": "split", "state.dir": str(tmp_path / "state"), "stores.memory.type": "memory"}
     made = open_services(JobConfig.from_mapping({**mapping, "stores.totals.type": "rocksdb"}))
     yield made
@@ -41,20 +41,20 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 
 def state(count: int, task: int, tasks: int) -> State:
-    """The part of many keys that one task has."""
+    """Return one task's share of many keys."""
     keys = [b"key-%06d" % number for number in range(count)]
     return {key: key * 3 for key, number in zip(keys, murmur2(keys), strict=True) if number % tasks == task}
 
 
 def make(services: Services, store: str, directory: Path, items: Mapping[bytes, bytes]) -> Path:
-    """A finished store."""
+    """Return the directory of a finished store."""
     with bulk_writer(services.config.stores[store].type, directory, {}) as writer:
         writer.write(items.items())
     return directory
 
 
 def content_of(items: Mapping[bytes, bytes]) -> Content:
-    """Its count and hash, computed from a dictionary."""
+    """Return the content of a dictionary: its count and hash."""
     return of_pairs(iter(items.items()))
 
 
@@ -63,7 +63,7 @@ def content_of(items: Mapping[bytes, bytes]) -> Content:
 def test_every_key_is_in_one_new_store(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, most_open: int
 ) -> None:
-    """From three tasks to five, in two ranges of keys, in small tables; also in several passes over the old stores."""
+    """A split from three tasks to five works in ranges of keys, with small tables, and in several passes."""
     monkeypatch.setattr(rescale_work, "_MOST_OPEN", most_open)
     monkeypatch.setattr(splitting, "_TABLE_SIZE", 4096)
     spread = Spread(store, "kafka-partition", "murmur2", 3, 5)
@@ -95,7 +95,7 @@ def test_every_key_is_in_one_new_store(
 
 
 def test_a_wrong_key_stops_a_split(services: Services, tmp_path: Path) -> None:
-    """Invariant 14: one key that the partitioner would not have put there."""
+    """Invariant 14: a single key that the partitioner would not have put there stops the split."""
     wrong = next(iter(state(100, 1, 2)))
     old = make(services, "totals", tmp_path / "old", {**state(100, 0, 2), wrong: b"1"})
     spread = Spread("totals", "kafka-partition", "murmur2", 2, 3)
@@ -104,7 +104,7 @@ def test_a_wrong_key_stops_a_split(services: Services, tmp_path: Path) -> None:
 
 
 def test_the_partitioner_is_found(services: Services, tmp_path: Path) -> None:
-    """By the first keys: both fit an empty store, and all keys fit the only task."""
+    """The first keys show the partitioner. Every partitioner fits an empty store, and also a job's only task."""
     names = ["murmur2", "crc32"]
     old = make(services, "totals", tmp_path / "old", state(1000, 1, 4))
     assert fitting(services, "totals", old, "kafka-partition", names, 1, 4) == ["murmur2"]
@@ -115,7 +115,7 @@ def test_the_partitioner_is_found(services: Services, tmp_path: Path) -> None:
 
 
 def test_a_scan_that_would_end_early_is_an_error(services: Services, tmp_path: Path) -> None:
-    """A damaged block: rocksdict's own iterator ends there without a word, and nothing may be lost."""
+    """On a damaged block, rocksdict's own iterator ends without an error. The scan raises one."""
     old = make(services, "totals", tmp_path / "old", state(20_000, 0, 1))
     (table,) = old.glob("*.sst")
     data = bytearray(table.read_bytes())
@@ -131,7 +131,7 @@ def test_a_scan_that_would_end_early_is_an_error(services: Services, tmp_path: P
 
 @pytest.mark.parametrize("store", ["totals", "memory"])
 def test_changes_since_an_earlier_state(services: Services, tmp_path: Path, store: str) -> None:
-    """Puts, changes and deletes anywhere, in ranges of keys; of stores that begin or end empty, too."""
+    """Puts, changes and deletes are found in every range of keys, even if a store starts or ends empty."""
     source, spread = random.Random(1), Spread(store, "kafka-partition", "murmur2", 1, 3)
     first = state(9000, 0, 1)
     later = {key: b"changed" if source.random() < 0.1 else value for key, value in first.items()}
@@ -160,7 +160,7 @@ def test_changes_since_an_earlier_state(services: Services, tmp_path: Path, stor
 
 
 def part_of(items: State, task: int, tasks: int) -> State:
-    """The items that one task has."""
+    """Return the items of one task."""
     return {key: value for key, value in items.items() if murmur2([key])[0] % tasks == task}
 
 
@@ -170,7 +170,7 @@ def part_of(items: State, task: int, tasks: int) -> State:
 def plan(
     before: int, after: int, partitioner: str = "kafka-partition", attachments: tuple[Attachment, ...] = ()
 ) -> RescalePlan:
-    """A job whose task i has read partition i of ``orders`` up to 10 * i, and has an own changelog."""
+    """Return a plan for a job whose task i has read partition i of ``orders`` up to 10 * i, with its own changelog."""
     config = JobConfig.from_mapping({"job.name": "orders", "job.tasks": after, "stores.totals.type": "memory"})
     records = {}
     for number in range(before):
@@ -193,14 +193,14 @@ def plan(
 
 @pytest.mark.parametrize(("before", "after"), [(4, 6), (6, 4), (1, 3), (3, 1), (5, 7), (12, 18)])
 def test_which_tasks_exchange_keys(before: int, after: int) -> None:
-    """Those whose numbers a hash can have together: computed for many hashes."""
+    """A new task takes keys from exactly those old tasks whose numbers one hash can give together."""
     found = plan(before, after)
     pairs = {(number % after, number % before) for number in range(before * after)}
     assert pairs == {(task, source) for task in range(after) for source in found.sources(task)}
 
 
 def test_offsets_and_topics_of_the_new_layout() -> None:
-    """A task has the offsets of its partitions, or all share the job's; a changelog's name has the generation."""
+    """A task has the offsets of its partitions, or all tasks share the job's. A changelog's name has the generation."""
     assert [inputs.offsets for inputs in plan(4, 6).inputs] == [
         *({f"orders-{n}": 10 * n} for n in range(4)), {}, {},
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def test_offsets_and_topics_of_the_new_layout() -> None:
 
 
 def test_an_order_for_another_machine() -> None:
-    """It has what the unit's old tasks need, from which the machine derives the same new layout, and no other task."""
+    """An order has only what the unit's old tasks need. Another machine derives the same new layout from it."""
     found = plan(4, 6)
     record = found.records["Partition 1"]
     before = replace(record.current, sequence=3, checkpoint_id=CheckpointId(1, 2), published_ms=77)
@@ -239,7 +239,7 @@ def test_an_order_for_another_machine() -> None:
 
 
 def test_keys_of_an_engine_stay_where_they_are() -> None:
-    """With one task every partitioner explains every key, so the attachment alone shows whose keys they are."""
+    """With one task every partitioner fits every key, so only the attachment shows which engine owns the keys."""
     rows = Attachment("output-0", inline=b"rows")
     assert plan(1, 2, "spark-hash(string)", (rows,)).tasks == 2
     assert plan(1, 2, "spark-hash(string)", (rows, Attachment("processor-state", inline=b"{}"))).processor is not None

@@ -1,4 +1,4 @@
-"""The retrying decorator: what is tried again, how long, and what is not."""
+"""The retrying decorator: what it retries, for how long, and what it does not retry."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ POLICY = RetryPolicy(
 
 
 def make(policy: RetryPolicy = POLICY, uniform: float = 0.0) -> tuple[RetryingBlobStore, FaultyBlobStore, ManualClock]:
-    """A retrying store around a faulty one, and its clock."""
+    """Return a retrying store around a faulty one, and its clock."""
     clock = ManualClock()
     inner = FaultyBlobStore(clock)
     return RetryingBlobStore(inner, policy, clock, lambda: uniform), inner, clock
 
 
 def drain(store: RetryingBlobStore, blob_id: str, step: int = 3, offset: int = 0, length: int | None = None) -> bytes:
-    """A blob's bytes."""
+    """Return a blob's bytes."""
     found, buffer = bytearray(), memoryview(bytearray(step))
     with store.get(blob_id, offset, length) as reader:
         while size := reader.readinto(buffer):
@@ -38,7 +38,7 @@ def drain(store: RetryingBlobStore, blob_id: str, step: int = 3, offset: int = 0
 
 
 def test_unavailable_is_tried_again_with_growing_waits() -> None:
-    """A34, FAULTS 8: each wait is the last one times the factor, up to the longest."""
+    """A34, FAULTS 8: each wait is the last one times the factor, up to the maximum."""
     store, inner, clock = make()
     inner.put("a", b"x", ttl_days=None)
     inner.faults["remove_ttl"] = [UnavailableError("503")] * 5
@@ -48,7 +48,7 @@ def test_unavailable_is_tried_again_with_growing_waits() -> None:
 
 
 def test_jitter_shortens_waits_by_its_share() -> None:
-    """Jitter takes up to its share of each wait away, so that clients do not come back at once."""
+    """Jitter shortens each wait by up to its share, so that clients do not return at the same time."""
     store, inner, clock = make(uniform=1.0)
     inner.put("a", b"x", ttl_days=None)
     inner.faults["remove_ttl"] = [UnavailableError("503")] * 2
@@ -57,7 +57,7 @@ def test_jitter_shortens_waits_by_its_share() -> None:
 
 
 def test_retries_end_with_the_stores_error() -> None:
-    """A35: after the last retry its error surfaces, typed, and says how often it was tried."""
+    """A35: after the last retry its typed error is raised, with the number of attempts."""
     store, inner, _ = make()
     inner.put("a", b"x", ttl_days=None)
     inner.faults["remove_ttl"] = [UnavailableError(f"try {n}", blob="a") for n in range(20)]
@@ -67,7 +67,7 @@ def test_retries_end_with_the_stores_error() -> None:
 
 
 def test_the_deadline_ends_retries_before_their_number() -> None:
-    """Invariant 13: no wait is begun that would end beyond the deadline."""
+    """Invariant 13: no wait starts that would end after the deadline."""
     policy = replace(POLICY, max_retries=-1, max_duration_ms=2_000, jitter=0.0)
     store, inner, clock = make(policy)
     inner.put("a", b"x", ttl_days=None)
@@ -78,7 +78,7 @@ def test_the_deadline_ends_retries_before_their_number() -> None:
 
 
 def test_a_slow_call_counts_towards_the_deadline() -> None:
-    """Time that the calls themselves take is part of the deadline."""
+    """The time that the calls take counts towards the deadline."""
     store, inner, clock = make()
     inner.put("a", b"x", ttl_days=None)
 
@@ -94,7 +94,7 @@ def test_a_slow_call_counts_towards_the_deadline() -> None:
 
 @pytest.mark.parametrize("error", [AccessDenied("403"), MissingBlob("404"), DiskFull("full")])
 def test_what_a_retry_cannot_mend_surfaces_at_once(error: StatemgrError) -> None:
-    """A34, FAULTS 10 and 13: no blind retry."""
+    """A34, FAULTS 10 and 13: an error that a retry cannot fix is raised at once."""
     store, inner, clock = make()
     inner.faults["delete"] = [error]
     with pytest.raises(type(error)):
@@ -103,7 +103,7 @@ def test_what_a_retry_cannot_mend_surfaces_at_once(error: StatemgrError) -> None
 
 
 def test_a_get_that_breaks_off_goes_on_in_a_new_stream() -> None:
-    """A34, FAULTS 11: what was read stays, the rest comes from a new GET at that offset."""
+    """A34, FAULTS 11: the bytes already read stay, and a new GET at that offset supplies the rest."""
     store, inner, _ = make()
     inner.put("a", b"0123456789abcdef", ttl_days=None)
     inner.breaks = [5, 4, 0, None]
@@ -112,7 +112,7 @@ def test_a_get_that_breaks_off_goes_on_in_a_new_stream() -> None:
 
 
 def test_a_range_that_breaks_off_keeps_its_end() -> None:
-    """The new GET of a broken range asks for what is left of the range, and no more."""
+    """The new GET of a broken range requests only the rest of the range."""
     store, inner, _ = make()
     inner.put("a", b"0123456789abcdef", ttl_days=None)
     inner.breaks = [4, None]
@@ -121,7 +121,7 @@ def test_a_range_that_breaks_off_keeps_its_end() -> None:
 
 
 def test_opening_a_get_is_tried_again() -> None:
-    """A GET that cannot be opened at first is opened later; one of a missing blob is not tried again."""
+    """A GET that cannot be opened is retried, but not the GET of a missing blob."""
     store, inner, clock = make()
     inner.put("a", b"data", ttl_days=None)
     inner.faults["get"] = [UnavailableError("503"), UnavailableError("503")]
@@ -133,7 +133,7 @@ def test_opening_a_get_is_tried_again() -> None:
 
 
 def test_a_get_that_always_breaks_off_ends() -> None:
-    """A35: a stream that breaks at the same place each time ends with a typed error."""
+    """A35: a stream that always breaks at the same place ends with a typed error."""
     store, inner, _ = make()
     inner.put("a", b"0123456789", ttl_days=None)
     inner.breaks = [4] + [0] * 100
@@ -142,7 +142,7 @@ def test_a_get_that_always_breaks_off_ends() -> None:
 
 
 def test_a_put_that_landed_though_it_failed() -> None:
-    """FAULTS 8: a PUT answered 500 may have landed; the retry finds the same bytes and is done."""
+    """FAULTS 8: a PUT answered with 500 may have landed. The store finds the same bytes and does not repeat it."""
     clock = ManualClock()
     inner = FaultyBlobStore(clock)
     store = RetryingBlobStore(VerifyingBlobStore(inner), POLICY, clock)
@@ -153,7 +153,7 @@ def test_a_put_that_landed_though_it_failed() -> None:
 
 
 def test_an_interrupted_listing_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that fails is asked for again: each name is listed once, and none waits for a later page."""
+    """A page that fails is requested again. Each name is listed once, and none waits for a later page."""
     monkeypatch.setattr(names, "_PAGE", 3)
     store, inner, clock = make()
     for number in range(8):
@@ -168,7 +168,7 @@ def test_an_interrupted_listing_is_whole(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_listing_that_always_breaks_off_ends() -> None:
-    """A35: a listing whose page fails each time ends with a typed error."""
+    """A35: a listing whose page always fails ends with a typed error."""
     store, inner, _ = make()
     inner.put("a/1", b"", ttl_days=None)
     inner.faults["list"] = [UnavailableError("broke off")] * 100
@@ -178,7 +178,7 @@ def test_a_listing_that_always_breaks_off_ends() -> None:
 
 
 def test_a_long_back_off_does_not_overflow() -> None:
-    """Thousands of retries with a factor do not overflow the wait."""
+    """Thousands of retries with a growing wait do not overflow."""
     policy = replace(POLICY, max_retries=3_000, max_duration_ms=10**12, backoff_ms=1, backoff_max_ms=5, factor=10.0)
     store, inner, clock = make(policy)
     inner.put("a", b"x", ttl_days=None)
@@ -188,7 +188,7 @@ def test_a_long_back_off_does_not_overflow() -> None:
 
 
 def test_deletes_together_try_again_what_was_not_reached() -> None:
-    """Of many blobs, those that fail for the moment are tried again; the others' errors are told at once."""
+    """Blobs whose delete fails temporarily are retried. The errors of the others are returned."""
     store, inner, _ = make()
     refused = AccessDenied("403")
     for name in ("j/a", "j/b", "j/c"):
@@ -201,7 +201,8 @@ def test_deletes_together_try_again_what_was_not_reached() -> None:
 
 
 class SlowBlobStore(FaultyBlobStore):
-    """Bodies of which each read takes ``seconds`` and brings one byte; by connection, and later ones are fast."""
+    """Bodies whose reads take ``seconds`` each and return one byte. Each connection has its own time, and later ones
+    are fast."""
 
     def __init__(self, clock: ManualClock, seconds: list[float]) -> None:
         super().__init__(clock)
@@ -228,7 +229,8 @@ class SlowBlobStore(FaultyBlobStore):
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 30.0])
 def test_a_slow_body_is_read_on_in_another_connection_before_it_fails(seconds: float) -> None:
-    """FAULT 59: also if a single read takes longer than the whole deadline. A second slow connection is the last."""
+    """FAULT 59: the rest comes from another connection, even if one read exceeds the deadline. A second slow one is an
+    error."""
     policy, data = replace(POLICY, max_duration_ms=4_000), bytes(range(256)) * 100
     clock = ManualClock()
     inner = SlowBlobStore(clock, [seconds])

@@ -1,4 +1,4 @@
-"""Bodies of an S3 server: large reads that last too long are broken off."""
+"""Response bodies of an S3 server: large reads that take too long are aborted."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from statemgr.local.clock import SystemClock
 
 
 class Raw:
-    """A body that sends nothing until it is broken off, which may fail as the SDK's does."""
+    """A body that sends nothing until it is aborted. The abort may fail as the SDK's does."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self._failure = failure
         self._broken_off = threading.Event()
 
     def readinto(self, buffer: memoryview) -> int:
-        """Nothing, once it is broken off."""
+        """Return nothing once the body is aborted."""
         assert self._broken_off.wait(10), "nobody breaks it off"
         return 0
 
     def shutdown(self) -> None:
-        """Break it off."""
+        """Abort the body."""
         self._broken_off.set()
         if self._failure is not None:
             raise self._failure
@@ -34,7 +34,8 @@ class Raw:
 def test_a_read_that_ends_as_it_is_broken_off_leaves_the_others_watched(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """FAULT 59: the connection may be released at that moment; the next read that lasts too long is broken off, too."""
+    """FAULT 59: if an abort fails because the connection is released at that moment, the next slow read is still
+    aborted."""
     monkeypatch.setattr(reading, "_MOST_S", 0.0)
     monkeypatch.setattr(reading, "_LOOK_S", 0.01)
     large = LargeReads(SystemClock())
