@@ -1,4 +1,4 @@
-"""Serdes of a Schema Registry, with the client's registry in memory. The real one: tests/integration."""
+"""Serdes of a Schema Registry, with the client's registry in memory. tests/integration uses a real one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def registry() -> SchemaRegistry:
 
 
 def test_values_of_older_versions_are_resolved(registry: SchemaRegistry) -> None:
-    """Into the schema of the serde; a value begins with the ID of its writer's schema."""
+    """A value starts with the ID of its writer's schema, and is resolved into the serde's own schema."""
     old = registry.avro("orders-value", ORDER, register=True)
     new = registry.avro("orders-value", NEWER, register=True)
     data = old.serialize({"amount": 3})
@@ -59,7 +59,7 @@ def test_values_of_older_versions_are_resolved(registry: SchemaRegistry) -> None
 
 
 def test_a_schema_has_to_be_registered(registry: SchemaRegistry) -> None:
-    """Unless the call may register it."""
+    """An unregistered schema is an error, unless the call may register it."""
     with pytest.raises(ConfigError, match="the subject does not have this schema") as error:
         registry.avro("orders-value", ORDER)
     assert error.value.where["subject"] == "orders-value"
@@ -72,7 +72,7 @@ def test_a_schema_has_to_be_registered(registry: SchemaRegistry) -> None:
 
 
 def test_json_is_checked_against_its_schema(registry: SchemaRegistry) -> None:
-    """When it is written, and when it is read."""
+    """Values are checked when they are written and when they are read."""
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
     serde = registry.json_schema("counts-value", schema, register=True)
     data = serde.serialize({"n": 1})
@@ -85,7 +85,7 @@ def test_json_is_checked_against_its_schema(registry: SchemaRegistry) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0", b"plain text that is long", b"\0\0\0\0\7\6", b"\0\0\0\0\1"])
 def test_bytes_of_somebody_else_are_corrupt(registry: SchemaRegistry, data: bytes) -> None:
-    """Not a value, or one whose schema the registry does not know."""
+    """Bytes that are no value, or whose schema the registry does not know, raise CorruptError."""
     serde = registry.avro("orders-value", ORDER, register=True)
     with pytest.raises(CorruptError, match=r"cannot be read with the schema of its ID|does not know the schema"):
         serde.deserialize(data)
@@ -94,7 +94,7 @@ def test_bytes_of_somebody_else_are_corrupt(registry: SchemaRegistry, data: byte
 
 
 def test_a_registry_that_is_away_is_unavailable() -> None:
-    """Which a restart can cure; a mistyped setting is a mistake of the configuration."""
+    """A registry that does not answer is unavailable, and a restart may help. A mistyped setting is a ConfigError."""
     with pytest.raises(UnavailableError, match="does not answer"):
         SchemaRegistry({"url": "http://127.0.0.1:1", "max.retries": 0}).avro("orders-value", ORDER)
     with pytest.raises(ConfigError, match=r"refuses its settings.*nix"):
@@ -105,7 +105,7 @@ def test_a_registry_that_is_away_is_unavailable() -> None:
 
 @contextmanager
 def gateway(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """An HTTP server that is no registry. Gives its URL."""
+    """Run an HTTP server that is no registry, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -114,7 +114,7 @@ def gateway(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
         do_POST = do_GET  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -128,7 +128,7 @@ def gateway(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
 @pytest.mark.parametrize("status", [200, 302, 400, 404, 407, 503])
 def test_a_page_of_a_proxy_condemns_no_message(registry: SchemaRegistry, status: int) -> None:
-    """It is not the registry's answer: the message may be whole, and the registry may be back soon."""
+    """The page is not the registry's answer. The message may be valid, and the registry may soon be back."""
 
     def page(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
@@ -150,7 +150,7 @@ def test_a_page_of_a_proxy_condemns_no_message(registry: SchemaRegistry, status:
 
 
 def test_a_registry_that_never_answers_has_a_limit() -> None:
-    """The client's own default is to wait for ever."""
+    """Requests have a time-out, because the client's own default is to wait for ever."""
     ended = threading.Event()
     with gateway(lambda _: bool(ended.wait(30)) and None) as url:
         assert SchemaRegistry({"url": url})._client._rest_client.timeout == 30
@@ -160,7 +160,7 @@ def test_a_registry_that_never_answers_has_a_limit() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error names the missing package and the command that installs it."""
     original = builtins.__import__
 
     def without(name: str, *more: Any, **others: Any) -> Any:
@@ -174,7 +174,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_secrets_are_masked() -> None:
-    """A user's name comes with the password."""
+    """The user info holds a name and a password, so all of it is hidden."""
     config = JobConfig.from_mapping(CONFIG)
     assert "a-secret-word" not in repr(config) + str(config.masked())
     assert config.schema_registry()["basic.auth.user.info"] == "ann:a-secret-word"
@@ -183,7 +183,7 @@ def test_its_secrets_are_masked() -> None:
 
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """docs/schema-registry.md: totals survive a crash, and a message that is no order can be put aside."""
+    """The program in docs/schema-registry.md keeps its totals after a crash, and can put an invalid message aside."""
     (program,) = blocks("docs/schema-registry.md", "# Schema Registry")
     (tmp_path / "job.toml").write_text(
         """
@@ -224,7 +224,7 @@ def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def _with_orders(init: Any) -> Any:
-    """A registry that has the subject of the producers."""
+    """Return an initialiser that also registers the producers' subject."""
 
     def made(self: SchemaRegistry, config: Any) -> None:
         init(self, config)

@@ -18,7 +18,7 @@ from statemgr.model.codecs.shapes import SHAPES
 from statemgr.serdes.avro import HEADER_SIZE, MARK, header_of
 from tests import model_samples as sample
 
-#: Fingerprints of what has been written so far: never changed, only added to.
+#: Fingerprints of everything that has been written. Add new ones, and never change the others.
 FROZEN = {
     "checkpoint.v1": "d596e89b96397b2b",
     "checkpoint_job.v2": "3c1e4d785e8ad397",
@@ -39,19 +39,19 @@ NAMES = list(FROZEN)
 
 
 def schema(name: str) -> Any:
-    """A shipped schema as JSON."""
+    """Return a shipped schema as JSON."""
     return json.loads(load_schema_files()[name])
 
 
 def fingerprint_of(definition: Any) -> bytes:
-    """The fingerprint in the header of a schema's values."""
+    """Return the fingerprint in the header of a schema's values."""
     header = header_of(definition)
     assert header[: len(MARK)] == MARK
     return header[len(MARK) :]
 
 
 def crc_64_avro(data: bytes) -> bytes:
-    """The fingerprint as the Avro specification defines it, written down once more independently."""
+    """Compute the fingerprint from the Avro specification's definition, independently of the product."""
     empty = 0xC15D213AA4D7A795
     result = empty
     for byte in data:
@@ -62,7 +62,7 @@ def crc_64_avro(data: bytes) -> bytes:
 
 
 def named_types(definition: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Every named type that a schema defines."""
+    """Return every named type that a schema defines."""
     if isinstance(definition, dict):
         if definition.get("type") in ("record", "fixed"):
             assert definition["name"] not in found, "defined twice in one file"
@@ -76,13 +76,13 @@ def named_types(definition: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_schema_is_there() -> None:
-    """One file for each record and version."""
+    """Each record and version has one file."""
     assert list(load_schema_files()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_can_be_loaded_alone(name: str) -> None:
-    """A file needs no other one, is documented, and lives in the project's namespace."""
+    """A file needs no other file, is documented, and uses the project's namespace."""
     parsed = fastavro.parse_schema(schema(name))
     assert isinstance(parsed, dict)
     assert parsed["name"].startswith("statemgr.")
@@ -115,31 +115,31 @@ def test_shared_types_are_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fingerprint_is_that_of_the_specification(name: str) -> None:
-    """CRC-64-AVRO of the canonical form, little-endian, as other implementations compute it."""
+    """The fingerprint is CRC-64-AVRO of the canonical form, little-endian, as other implementations compute it."""
     canonical = fastavro.schema.to_parsing_canonical_form(schema(name))
     assert fingerprint_of(schema(name)) == crc_64_avro(canonical.encode())
     assert single_objects(name).header == header_of(schema(name))
 
 
 def test_fingerprint_of_a_known_schema() -> None:
-    """The specification's own test vector: "null" has the fingerprint 63dd24e7cc258f8a."""
+    """The specification's own test vector gives "null" the fingerprint 63dd24e7cc258f8a."""
     assert fingerprint_of("null") == bytes.fromhex("63dd24e7cc258f8a")[::-1]
 
 
 def test_fingerprints_are_frozen() -> None:
-    """A changed schema is a new version in a new file: what was written with the old one must stay readable."""
+    """A changed schema needs a new version in a new file, because older data must stay readable."""
     assert {name: fingerprint_of(schema(name)).hex() for name in NAMES} == FROZEN
 
 
 def test_fingerprints_are_documented() -> None:
-    """The page about the formats has every schema with its fingerprint."""
+    """The page about the formats lists every schema with its fingerprint."""
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     for name, fingerprint in FROZEN.items():
         assert f"| `{name}` | `{fingerprint}` |" in page
 
 
 def record(version: int, *fields: dict[str, Any]) -> bytes:
-    """A schema file of the record 'Thing'."""
+    """Return a schema file of the record 'Thing'."""
     doc = f"version {version}"
     return json.dumps(
         {"type": "record", "name": "Thing", "namespace": "statemgr", "doc": doc, "fields": list(fields)}
@@ -153,7 +153,7 @@ NEW = {"thing.v1": record(1, A), "thing.v2": record(2, A, B)}
 
 
 def test_older_version_is_resolved() -> None:
-    """Data of an older version is read by its own schema and gets the newer fields' defaults."""
+    """Data of an older version is read with its own schema, and new fields get their defaults."""
     data = single_objects("thing.v1", OLD).encode({"a": 5})
     assert single_objects("thing.v2", NEW).decode(data) == {"a": 5, "b": "none"}
 
@@ -166,7 +166,7 @@ def test_newer_version_is_a_typed_error() -> None:
 
 
 def test_another_record_is_a_typed_error() -> None:
-    """A known schema of another record is not read as this one."""
+    """Data with a known schema of another record is refused."""
     data = encode_key(sample.RECORD.key_v1())
     with pytest.raises(CorruptRecord, match="unknown"):
         decode_checkpoint(data)
@@ -174,19 +174,19 @@ def test_another_record_is_a_typed_error() -> None:
 
 @pytest.mark.parametrize("value", [{"given_ms": "text"}, {}, {"given_ms": 2**63}, {"given_ms": None}])
 def test_value_that_does_not_fit_is_invalid(value: dict[str, Any]) -> None:
-    """An encoder refuses what the schema cannot hold, before any byte goes anywhere."""
+    """An encoder refuses a value that does not fit the schema."""
     with pytest.raises(InvalidError, match=r"permit\.v1"):
         Codec("permit.v1", dict, SHAPES).encode({"permissions": [], **value})
 
 
 @dataclass
 class Thing:
-    """A class that does not belong to the schema of a permission's key, where a job's name is text."""
+    """A class that does not fit the schema of a permission's key, where a job's name is text."""
 
     job_name: int
 
 
 def test_a_class_that_does_not_belong_to_its_schema() -> None:
-    """A field of another type than the schema's is a mistake in the program, found before anything is written."""
+    """If the type of a field differs from the schema's, the encoder raises TypeError, because the program is wrong."""
     with pytest.raises(TypeError, match="string"):
         Codec("permit_key.v1", Thing, SHAPES).encode(Thing(1))

@@ -16,7 +16,7 @@ from statemgr.errors import InvalidError
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.owners import Scratch
 
-#: A process that writes to its scratch directory, says so, and waits.
+#: A process that creates its scratch directory, prints the path and waits.
 _OTHER = """
 import sys
 from pathlib import Path
@@ -31,19 +31,19 @@ sys.stdin.read()
 
 
 def scratch_of(path: Path) -> Scratch:
-    """A process's scratch directory."""
+    """Return a process's scratch directory."""
     return Scratch(path, SystemClock(), system_ids())
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where those of all processes are."""
+    """The parent of all processes' scratch directories."""
     return tmp_path / "state" / "scratch"
 
 
 @pytest.fixture
 def other(path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Another process, and its directory, which has a file."""
+    """Another process, and its directory with a file."""
     process = subprocess.Popen(
         [sys.executable, "-c", _OTHER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -57,8 +57,8 @@ def other(path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def test_what_a_killed_process_left_goes_at_once(
     path: Path, tmp_path: Path, other: tuple[subprocess.Popen[str], Path], how: str
 ) -> None:
-    """Invariants 13 and 16: the next process removes it, and nothing of one that lives; links are not followed, and
-    what has another name than a process's directory stays."""
+    """Invariants 13 and 16: the next process removes the directory of a dead process, and keeps those of living ones.
+    It does not follow links, and keeps entries with other names."""
     process, theirs = other
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -84,13 +84,13 @@ def test_what_a_killed_process_left_goes_at_once(
 
 
 def test_nothing_is_made_before_it_is_needed(path: Path) -> None:
-    """Tidying makes no directory."""
+    """A clean-up creates no directory."""
     scratch_of(path).tidy()
     assert not path.exists()
 
 
 def test_a_close_leaves_nothing(path: Path) -> None:
-    """What a process made goes when it ends in order; it may begin again."""
+    """An orderly close removes the process's files. The process may use the directory again."""
     scratch = scratch_of(path)
     (scratch() / "spill").write_bytes(b"x")
     scratch.close()
@@ -103,7 +103,7 @@ def test_a_close_leaves_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["state", "state/scratch", "state/scratch/owners"])
 def test_a_link_on_the_way_is_refused(tmp_path: Path, level: str) -> None:
-    """FAULT 49, invariant 16: with a link in place of any level, nothing behind it is removed or made."""
+    """FAULT 49, invariant 16: if any level is a link, nothing behind it is removed or created."""
     outside = tmp_path / "outside"
     (outside / "scratch" / "owners").mkdir(parents=True)
     (outside / "0123456789abcdef").mkdir()
@@ -121,7 +121,7 @@ def test_a_link_on_the_way_is_refused(tmp_path: Path, level: str) -> None:
 
 
 def test_it_is_made_again_when_it_was_removed(path: Path) -> None:
-    """What is local is a cache, also while a process runs."""
+    """Local files are a cache, even while a process runs, so a removed directory is created again."""
     scratch = scratch_of(path)
     first = scratch()
     shutil.rmtree(path.parent)
@@ -134,7 +134,7 @@ def test_it_is_made_again_when_it_was_removed(path: Path) -> None:
 
 @pytest.mark.parametrize("vanished", ["directory", "file"])
 def test_a_sign_of_life_that_was_removed_is_given_again(path: Path, vanished: str) -> None:
-    """FAULT 47: otherwise another process would take this one for dead, or the next call would fail."""
+    """FAULT 47: the next call restores the sign of life, so that other processes do not take this one for dead."""
     scratch = scratch_of(path)
     first = scratch()
     signs = path / "owners"

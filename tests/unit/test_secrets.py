@@ -1,4 +1,4 @@
-"""Secrets: references resolved where they are used, values shown nowhere."""
+"""Secrets: references are resolved only where they are used, and values are never shown."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SECRET_KEYS = [
 
 
 def literal() -> JobConfig:
-    """A configuration with a literal secret under every secret key."""
+    """Return a configuration with a literal secret under every secret key."""
     given = {"job.name": "orders", "kafka.bootstrap.servers": "localhost:1", **dict.fromkeys(SECRET_KEYS, SECRET)}
     return JobConfig.from_mapping(given)
 
 
 def test_no_repr_shows_a_secret() -> None:
-    """`repr`, `str` and what `config show` uses, of the whole and of its parts."""
+    """Neither `repr`, nor `str`, nor the masked values that `config show` prints contain a secret."""
     config = literal()
     for text in (repr(config), str(config), f"{config}", repr(config.masked()), repr(dict(config.stores))):
         assert SECRET not in text
@@ -45,7 +45,7 @@ def test_no_repr_shows_a_secret() -> None:
 
 
 def test_references_stay_unresolved_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent to executors has the reference, not the secret; it is resolved where a client is made."""
+    """Executors receive the reference and not the secret. A client resolves it when it is created."""
     monkeypatch.setenv("STATEMGR_TEST_PASSWORD", SECRET)
     config = JobConfig.from_mapping(
         {
@@ -61,14 +61,14 @@ def test_references_stay_unresolved_in_the_object(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_file_reference_gives_its_content_without_the_last_line_end(tmp_path: Path) -> None:
-    """One trailing line end goes, white space that belongs to the secret stays."""
+    """One trailing line end is removed. White space that belongs to the secret stays."""
     path = tmp_path / "secret"
     path.write_bytes(b" a b \r\n")
     assert resolve("k", f"x-${{file:{path}}}") == "x- a b "
 
 
 def test_a_reference_to_nothing_names_key_and_reference(tmp_path: Path) -> None:
-    """A variable that is not set, a file that is not there."""
+    """The error for an unset variable or a missing file names the key and the reference."""
     config = JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -83,7 +83,7 @@ def test_a_reference_to_nothing_names_key_and_reference(tmp_path: Path) -> None:
 
 
 def test_what_stands_behind_a_reference_is_checked_when_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reference cannot smuggle in a bad value."""
+    """A value from a reference is checked like any other."""
     monkeypatch.setenv("STATEMGR_TEST_URI", "ftp://x")
     config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": "${env:STATEMGR_TEST_URI}"})
     with pytest.raises(ConfigError, match=r"blob\.store\.uri must be"):
@@ -92,20 +92,20 @@ def test_what_stands_behind_a_reference_is_checked_when_resolved(monkeypatch: py
 
 @pytest.mark.parametrize("value", ["${vault:x}", "${ENV:X}", "a${env:}"])
 def test_a_reference_of_an_unknown_kind_is_refused_at_load(value: str) -> None:
-    """A typing mistake is never sent as a password."""
+    """A mistyped reference is never sent as a password."""
     with pytest.raises(ConfigError, match="unknown kind"):
         JobConfig.from_mapping({"job.name": "orders", "kafka.sasl.password": value})
 
 
 def test_a_reference_where_none_is_allowed_is_refused() -> None:
-    """Names are part of what is published: they cannot differ from machine to machine."""
+    """Names are part of the published state, so they cannot differ between machines."""
     with pytest.raises(ConfigError, match=r"job\.id may not hold a reference"):
         JobConfig.from_mapping({"job.name": "orders", "job.id": "${env:X}"})
 
 
 @pytest.mark.parametrize("key", SECRET_KEYS)
 def test_secret_keys_are_known_by_their_names(key: str) -> None:
-    """A value with more than a reference in it is masked too."""
+    """Secret keys are recognised by name. A value with more than a reference in it is also masked."""
     assert is_secret(key)
     assert masked(key, SECRET) == MASK
     assert masked(key, f"{SECRET}${{env:X}}") == MASK
@@ -114,12 +114,12 @@ def test_secret_keys_are_known_by_their_names(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["kafka.sasl.mechanism", "kafka.sasl.mechanisms", "kafka.ssl.ca.location", "job.name"])
 def test_other_keys_are_shown(key: str) -> None:
-    """Masking what is no secret would only hide mistakes."""
+    """Masking other values would only hide mistakes."""
     assert not is_secret(key)
 
 
 def test_no_error_shows_a_secret() -> None:
-    """Bad values, bad TOML, unknown keys: neither message nor traceback has the value."""
+    """Neither the message nor the traceback of an error contains a value, whatever is wrong."""
     bad: list[dict[str, object]] = [
         {"blob.store.s3.secret.key": ["", SECRET]},
         {"kafka.sasl.password": [SECRET, {}]},
@@ -160,7 +160,7 @@ def test_no_error_shows_a_secret() -> None:
     ],
 )
 def test_the_command_line_shows_no_secret(tmp_path: Path, arguments: list[str]) -> None:
-    """Zero hits in anything that is printed, tracebacks included."""
+    """No output of a command contains a secret, not even a traceback."""
     path = tmp_path / "job.toml"
     lines = [f'"{key}" = "{SECRET}"' for key in SECRET_KEYS]
     path.write_text("\n".join(['"job.name" = "orders"', '"kafka.bootstrap.servers" = "localhost:1"', *lines]))
@@ -176,7 +176,7 @@ def use_all(config: JobConfig) -> None:
 
 
 def test_no_error_shows_what_a_reference_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value from the environment is in no message, also where its key is no secret's and it is valid."""
+    """No message contains a value from the environment, even if the value is valid and its key is not secret."""
     bad = {
         "blob.store.uri": f"ftp://{SECRET}",
         "blob.store.s3.endpoint": SECRET,

@@ -1,4 +1,4 @@
-"""segment: a cut or altered segment is an error, never a shorter history; memory is bounded both ways."""
+"""segment: a cut or altered segment is an error and never a shorter history. Memory is bounded in both directions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from statemgr.model.segment import (
 
 CHANGES: list[Change] = [(b"a", b"1"), (b"a", None), (b"a", b"2"), (b"", b""), (b"absent", None), (b"b", b"x" * 99)]
 
-#: Bytes before the first block.
+#: Number of bytes before the first block.
 HEADER = 14
 
 
@@ -39,7 +39,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(data: bytes) -> list[Change]:
-    """All changes of a segment in memory."""
+    """Return all changes of a segment in memory."""
     return list(read_segment(io.BytesIO(data), "j/1/seg"))
 
 
@@ -58,7 +58,7 @@ def test_empty_segment() -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_cut_at_every_byte_is_refused() -> None:
-    """B9, B10: whatever is missing at the end, whole blocks included, is noticed."""
+    """B9, B10: any missing end is found, even if complete blocks are missing."""
     data = encode_segment(CHANGES)
     assert data.count(b"\x28\xb5\x2f\xfd") > 2
     for end in range(len(data)):
@@ -69,7 +69,7 @@ def test_cut_at_every_byte_is_refused() -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 def test_every_flipped_byte_is_refused(mask: int) -> None:
-    """B9: any byte that differs is noticed, and what was yielded before it is a true beginning."""
+    """B9: any changed byte is found, and the changes read before it are a correct prefix."""
     data = encode_segment(CHANGES)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -84,7 +84,7 @@ def test_every_flipped_byte_is_refused(mask: int) -> None:
 
 
 def blocks_of(data: bytes) -> list[bytes]:
-    """The segment's blocks, whole."""
+    """Return the segment's complete blocks."""
     found, at = [], HEADER
     while data[at] == 1:
         size = 21 + struct.unpack_from("<I", data, at + 5)[0]
@@ -95,7 +95,7 @@ def blocks_of(data: bytes) -> list[bytes]:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
-    """Blocks that are each intact but not all there, or not in order, are refused even with a new end mark."""
+    """Intact blocks that are missing, repeated or out of order are refused, even with a new end mark."""
     data = encode_segment(CHANGES)
     blocks = blocks_of(data)
     end = data[HEADER + sum(map(len, blocks)) : -16]
@@ -106,20 +106,20 @@ def test_dropped_swapped_and_repeated_blocks_are_refused() -> None:
 
 
 def sealed(blocks: list[bytes], end: bytes, body: int = 0) -> bytes:
-    """A segment of these blocks with a hash that is right."""
+    """Return a segment of these blocks with a correct hash."""
     data = b"SMCS\x04" + bytes([body]) + bytes(8) + b"".join(blocks) + end
     return data + content_hash(data)
 
 
 def forged(raw_size: int, count: int, frame: bytes, body: int = 0) -> bytes:
-    """A segment of one block with right checksums, whatever it declares."""
+    """Return a segment of one block with correct checksums, whatever it declares."""
     header = struct.pack("<BIII", 1, raw_size, len(frame), count)
     block = header + segment._block_hash(0, header, frame) + frame
     return sealed([block], struct.pack("<BIQ", 0, 1, count), body)
 
 
 def raw(*changes: tuple[int, int, bytes]) -> bytes:
-    """Changes as they lie in a block: key size, value size, the bytes of both."""
+    """Return changes as they are in a block: key size, value size and the bytes of both."""
     return b"".join(struct.pack("<II", key, value) + data for key, value, data in changes)
 
 
@@ -139,14 +139,14 @@ ONE = raw((1, 1, b"kv"))
     ],
 )
 def test_block_that_contradicts_itself_is_refused(content: bytes, count: int) -> None:
-    """Right checksums do not help a block whose changes do not fill it exactly."""
+    """A block whose changes do not fill it exactly is refused, even with correct checksums."""
     with pytest.raises(CorruptBlob):
         read(forged(len(content), count, zstandard.compress(content)))
     assert read(forged(len(ONE), 1, zstandard.compress(ONE))) == [(b"k", b"v")]
 
 
 def test_unknown_version_is_refused() -> None:
-    """A segment of another version is not guessed at."""
+    """A segment of another version is refused."""
     data = encode_segment(CHANGES)
     for version in (1, 2, 3, 5):
         with pytest.raises(CorruptBlob, match="known version"):
@@ -156,7 +156,7 @@ def test_unknown_version_is_refused() -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("after", range(95, 110))
 def test_changes_after_a_sequence_number(after: int) -> None:
-    """Of a range of numbered changes those from a number on are given, wherever blocks are cut."""
+    """A read of a range returns the changes from a number on, wherever blocks end."""
     data = encode_segment(CHANGES, first=100)
     found = list(read_range(io.BytesIO(data), 100, 100 + len(CHANGES), after))
     assert found == CHANGES[max(after - 100, 0) :]
@@ -164,13 +164,13 @@ def test_changes_after_a_sequence_number(after: int) -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(99, 106), (100, 105), (100, 107), (0, 6)])
 def test_other_numbers_than_expected_are_refused(first: int, end: int) -> None:
-    """A segment whose changes have other numbers than whoever refers to it says is not the one that was meant."""
+    """A segment whose numbers differ from those expected is refused."""
     with pytest.raises(CorruptBlob):
         list(read_range(io.BytesIO(encode_segment(CHANGES, first=100)), first, end, 0))
 
 
 def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:
-    """Frames and blocks that declare more than they may, or other than the block says, cost no memory."""
+    """Frames and blocks that declare too much, or contradict each other, are refused without taking memory."""
     bomb = zstandard.compress(bytes(64 * 1024 * 1024))
     streamed = zstandard.ZstdCompressor(write_content_size=False).compress(ONE)
     tracemalloc.start()
@@ -186,7 +186,7 @@ def test_decompression_bomb_is_refused_before_it_is_allocated() -> None:
 
 
 def test_large_keys_and_values() -> None:
-    """The largest key and the largest value that are allowed round-trip; one byte more is refused."""
+    """The largest key and value survive a round trip. One byte more is refused."""
     largest = bytes(segment.MAX_VALUE_SIZE)
     assert read(encode_segment([(largest, largest), (b"k", b"v")])) == [(largest, largest), (b"k", b"v")]
     for change in ((largest + b"x", None), (b"k", largest + b"x")):
@@ -195,23 +195,23 @@ def test_large_keys_and_values() -> None:
 
 
 class ShortReads(io.RawIOBase):
-    """A source that gives a few bytes at a time, as sockets do."""
+    """A source that returns a few bytes at a time, as sockets do."""
 
     def __init__(self, data: bytes) -> None:
         self._source = io.BytesIO(data)
 
     def read(self, size: int = -1) -> bytes:
-        """At most 7 bytes."""
+        """Return at most 7 bytes."""
         return self._source.read(min(size, 7) if size >= 0 else 7)
 
 
 def test_short_reads_are_put_together() -> None:
-    """A source may give less than asked for without being at its end."""
+    """A source may return less than requested before its end."""
     assert list(read_segment(ShortReads(encode_segment(CHANGES)))) == CHANGES  # type: ignore[arg-type]
 
 
 def test_memory_is_bounded_by_a_block(tmp_path: object) -> None:
-    """Writing and reading 64 MB of changes holds about a block of them, not all."""
+    """Writing and reading 64 MB of changes takes the memory of about one block."""
     numbers = random.Random(1)
 
     def many() -> Iterator[Change]:
@@ -230,23 +230,23 @@ def test_memory_is_bounded_by_a_block(tmp_path: object) -> None:
         tracemalloc.stop()
 
 
-#: Stands for a table file: the codec does not look into it.
+#: Stands for a table file, whose content the codec does not parse.
 TABLE = b"key and value, " * 5 + b"footer"
 
 
-#: Keys that it deletes, as the segment says.
+#: The keys that the table deletes, according to the segment.
 DELETED = [b"", b"a key", b"z" * 300]
 
 
 def of_table(table: bytes, changes: int = 7, first: int = 100) -> bytes:
-    """A segment whose body is a table."""
+    """Return a segment whose body is a table."""
     sink = io.BytesIO()
     write_table_segment(io.BytesIO(table), changes, sink, first, DELETED)
     return sink.getvalue()
 
 
 def table_in(data: bytes, first: int = 100, end: int = 107) -> bytes:
-    """The table in a segment."""
+    """Return the table in a segment."""
     sink = io.BytesIO()
     assert read_table(io.BytesIO(data), sink, first, end, "j/1/seg") == DELETED
     return sink.getvalue()
@@ -254,7 +254,7 @@ def table_in(data: bytes, first: int = 100, end: int = 107) -> bytes:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_table_comes_back_byte_for_byte() -> None:
-    """The table's file is cut into blocks and joined again, and the header says that it is one."""
+    """The table's file is cut into blocks and joined again, and the header marks it as a table."""
     data = of_table(TABLE)
     assert data.count(b"\x28\xb5\x2f\xfd") > 2
     assert table_in(data) == TABLE
@@ -268,7 +268,7 @@ def test_a_table_comes_back_byte_for_byte() -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
 def test_every_flipped_byte_of_a_table_is_refused(mask: int) -> None:
-    """B9: in the header, in each part of each block, and at the end: no table is used that differs by a byte."""
+    """B9: a changed byte anywhere in the header, the blocks or the end is found, so a damaged table is never used."""
     data = of_table(TABLE)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -280,7 +280,7 @@ def test_every_flipped_byte_of_a_table_is_refused(mask: int) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_table_that_is_cut_or_followed_by_bytes_is_refused() -> None:
-    """B9, B10: whatever is missing at the end, whole blocks included, or does not belong there, is noticed."""
+    """B9, B10: a missing end and additional bytes are found."""
     data = of_table(TABLE)
     for wrong in (*(data[:end] for end in range(len(data))), data + b"x"):
         with pytest.raises(CorruptBlob):
@@ -289,14 +289,14 @@ def test_a_table_that_is_cut_or_followed_by_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize(("first", "end"), [(99, 106), (100, 106), (100, 108), (101, 107), (0, 7)])
 def test_a_table_of_other_changes_than_expected_is_refused(first: int, end: int) -> None:
-    """A table that stands for other numbers than whoever refers to it says is not the one that was meant."""
+    """A table for other numbers than expected is refused."""
     with pytest.raises(CorruptBlob):
         table_in(of_table(TABLE), first, end)
 
 
 @pytest.mark.parametrize("keys", [b"\x01", b"\x05\0\0\0abc", struct.pack("<I", 0xFFFFFFFF)])
 def test_a_table_without_its_deleted_keys_is_refused(keys: bytes) -> None:
-    """B9: a first block that ends within a key, or that is not there at all."""
+    """B9: a first block that ends within a key, or is missing, is refused."""
     with pytest.raises(CorruptBlob, match="shorter than its keys"):
         table_in(forged(len(keys), 0, zstandard.compress(keys), body=1), 0, 0)
     with pytest.raises(CorruptBlob, match="does not list the keys"):
@@ -304,7 +304,7 @@ def test_a_table_without_its_deleted_keys_is_refused(keys: bytes) -> None:
 
 
 def test_neither_body_passes_for_the_other() -> None:
-    """A table is not read as changes, nor changes as a table, even where all checksums are right."""
+    """A table cannot be read as changes, nor changes as a table, even with correct checksums."""
     with pytest.raises(CorruptBlob, match="kind 1"):
         read(of_table(TABLE))
     with pytest.raises(CorruptBlob, match="kind 0"):

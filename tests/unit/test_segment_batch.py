@@ -1,4 +1,4 @@
-"""segment_batch: commits of several tasks in one blob; what one does spoils nothing of the others'."""
+"""segment_batch: commits of several tasks share one blob, and a failure of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from statemgr.wiring import open_services
 
 
 class SlowStore(MemoryBlobStore):
-    """Lets uploads wait, or fail."""
+    """A store whose uploads can wait or fail."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -46,13 +46,13 @@ class SlowStore(MemoryBlobStore):
 
 @pytest.fixture
 def store() -> SlowStore:
-    """Where the blobs go."""
+    """The store for the blobs."""
     return SlowStore()
 
 
 @pytest.fixture
 def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SegmentBatches]:
-    """Batches that wait for what is known to be coming, however long."""
+    """Batches that wait for announced commits, however long it takes."""
     monkeypatch.setattr(segment_batch, "LINGER_S", 30)
     transfer = Transfer(store, SystemClock(), Threads(), parallelism=1, part_size=1000, ttl_days=30, hedged=True)
     batches = SegmentBatches(services_of(transfer, tmp_path))
@@ -63,18 +63,18 @@ def batches(store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def services_of(transfer: Transfer, directory: Path) -> Services:
-    """A job's services over a transfer engine."""
+    """Return a job's services with this transfer engine."""
     settings = {"job.name": "j", "state.dir": str(directory / "state"), "task.commit.timeout.ms": 20_000}
     return replace(open_services(JobConfig.from_mapping(settings)), transfer=lambda: transfer)
 
 
 def owner(task: int) -> StoreIdentity:
-    """A task's store."""
+    """Return a task's store."""
     return StoreIdentity("j", "1", f"Partition {task}", "s")
 
 
 def write(batches: SegmentBatches, task: int, data: bytes, fail: bool = False) -> tuple[BlobRef, Stored]:
-    """One commit: its section, and what became of the batch."""
+    """Make one commit, and return its section and the result of the batch."""
 
     def section(sink: object) -> None:
         sink.write(data)  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def write(batches: SegmentBatches, task: int, data: bytes, fail: bool = False) -
 
 
 def together(batches: SegmentBatches, *commits: Callable[[], object]) -> list[object]:
-    """Run commits at once, in one batch; errors are results."""
+    """Run commits at the same time in one batch. Errors are results."""
 
     def tried(commit: Callable[[], object]) -> object:
         try:
@@ -104,14 +104,14 @@ def together(batches: SegmentBatches, *commits: Callable[[], object]) -> list[ob
 
 
 def content(store: SlowStore, name: str) -> bytes:
-    """A blob's bytes."""
+    """Return a blob's bytes."""
     with store.get(name) as reader:
         buffer = bytearray(1 << 20)
         return bytes(buffer[: reader.readinto(memoryview(buffer))])
 
 
 def test_commits_that_come_together_share_a_blob(batches: SegmentBatches, store: SlowStore) -> None:
-    """C5, C7: one PUT, and each commit knows where its bytes lie; the name belongs to no task."""
+    """C5, C7: one PUT stores all commits, and each knows where its bytes are. The blob's name belongs to no task."""
     found = together(batches, *(lambda n=n: write(batches, n, b"%d" % n * 100) for n in range(4)))
     assert len(store.names) == 1
     assert store.names[0].startswith("j/1/_segments/")
@@ -124,14 +124,14 @@ def test_commits_that_come_together_share_a_blob(batches: SegmentBatches, store:
 
 
 def test_a_commit_alone_waits_for_nobody(batches: SegmentBatches, store: SlowStore) -> None:
-    """C7: where no other commit is coming the blob goes at once, under the task's own name."""
+    """C7: if no other commit is coming, the upload starts at once, under the task's own name."""
     _, stored = write(batches, 3, b"x")
     assert stored.blob_id == "j/1/Partition_3/_segments/3-a"
     assert not stored.shared
 
 
 def test_one_that_fails_spoils_nothing_of_the_others(batches: SegmentBatches, store: SlowStore) -> None:
-    """C5: half a section of a commit that failed lies between those of the others, which are whole."""
+    """C5: the other commits' sections stay intact, even around the partial section of a failed commit."""
     found = together(
         batches,
         lambda: write(batches, 0, b"a" * 10),
@@ -147,7 +147,7 @@ def test_one_that_fails_spoils_nothing_of_the_others(batches: SegmentBatches, st
 
 
 def test_a_failed_upload_fails_all_its_commits_and_no_later_one(batches: SegmentBatches, store: SlowStore) -> None:
-    """C2: each commit of the batch learns of it; the next batch is a new one."""
+    """C2: an upload error fails each commit of the batch. The next batch is a new one."""
     store.failing = True
     found = together(batches, *(lambda n=n: write(batches, n, b"x") for n in range(2)))
     assert all(isinstance(result, UnavailableError) for result in found)
@@ -158,7 +158,7 @@ def test_a_failed_upload_fails_all_its_commits_and_no_later_one(batches: Segment
 def test_a_batch_takes_no_more_than_a_limit(
     batches: SegmentBatches, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C7: what would make a batch too large goes into another one."""
+    """C7: a commit that would make a batch too large goes into another one."""
     monkeypatch.setattr(segment_batch, "_FULL", 100)
     store.open.clear()
     with ThreadPoolExecutor(2) as pool, batches.coming():
@@ -175,7 +175,7 @@ def test_a_batch_takes_no_more_than_a_limit(
 def test_large_blobs_are_made_on_disk(
     batches: SegmentBatches, store: SlowStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 13: what is too much for memory goes to a scratch file, which is gone afterwards."""
+    """Invariant 13: a batch that is too large for memory goes to a scratch file, which is deleted afterwards."""
     monkeypatch.setattr(packs, "IN_MEMORY", 100)
     found = together(batches, *(lambda n=n: write(batches, n, b"%d" % n * 80) for n in range(3)))
     data = content(store, store.names[0])

@@ -1,4 +1,4 @@
-"""The change segment as docs/format.md has it, read by a reader that shares no code with the product."""
+"""The change segment as docs/format.md describes it, read by a reader that shares no code with the product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = list[tuple[int, bytes, bytes | None]]
 
 
 def blocks_of(data: bytes, body: int) -> tuple[int, list[tuple[int, bytes]], int]:
-    """The first sequence number, (number of changes, raw content) of every block, and the number of changes at the end.
+    """Return the first sequence number, each block's number of changes and raw content, and the total at the end.
 
     Raises: ValueError, struct.error.
     """
@@ -49,7 +49,7 @@ def blocks_of(data: bytes, body: int) -> tuple[int, list[tuple[int, bytes]], int
 
 
 def read(data: bytes) -> Found:
-    """(sequence number, key, value or None for a delete) of every change of a segment of records.
+    """Return the sequence number, key and value (None for a delete) of every change in a segment of records.
 
     Raises: ValueError, struct.error.
     """
@@ -72,7 +72,7 @@ def read(data: bytes) -> Found:
 
 
 def applied(data: bytes, before: dict[bytes, bytes], directory: Path) -> tuple[int, int, dict[bytes, bytes]]:
-    """The first sequence number and the number of changes of a segment that is a table, and a state after it.
+    """Return a table segment's first sequence number and number of changes, and the state after it.
 
     Stock rocksdict ingests the table into a database with the state before it.
     """
@@ -113,7 +113,7 @@ def test_an_independent_reader_reads_what_is_written(monkeypatch: pytest.MonkeyP
 
 
 def test_an_independent_reader_applies_a_table(tmp_path: Path) -> None:
-    """B8, B10: puts, overwrites and deletes in a table that other software takes out of a segment and ingests."""
+    """B8, B10: other software can ingest the table of a segment, with its puts, overwrites and deletes."""
     chance = random.Random(5)
     keys = [b"", *(chance.randbytes(8) for _ in range(3_000))]
     before = dict.fromkeys(keys[::2], b"before")

@@ -1,4 +1,4 @@
-"""Segments that are tables: what a restore makes of them, mixed with records, damaged, or cut off by a crash. No
+"""Segments that are tables: how a restore handles them together with records, damaged, or after a crash. Needs no
 broker."""
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from statemgr.wiring import open_services
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
 
-#: A value with which a segment is too large to be inline.
+#: A value that makes a segment too large to be inline.
 BIG = random.Random(0).randbytes(2500)
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    """A job with a RocksDB store, whose segments are tables from three changes on."""
+    """A job with a RocksDB store, whose segments of three or more changes are tables."""
     monkeypatch.setattr(tables, "_FEWEST", 3)
     services = open_services(rocksdb_config(tmp_path))
     yield services
@@ -52,13 +52,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
 
 
 def rocksdb_config(directory: Path) -> JobConfig:
-    """A job with a RocksDB store that makes no snapshots by itself."""
+    """Return the configuration of a job with a RocksDB store that makes no snapshots."""
     more = {f"stores__{STORE}__type": "rocksdb", "task__commit__snapshot__interval": ["1000000 commits"]}
     return config_of(directory, blob__store__retry__policy__max__retries=0, **more)
 
 
 def restored(services: Services, marker: Marker | None, directory: Path, *older: Marker) -> Restored:
-    """A restore on another machine, below ``directory``, into ``directory / "staging"``."""
+    """Restore on another machine, below ``directory``, into ``directory / "staging"``."""
     assert marker is not None
     other = open_services(with_changes(services.config, state__dir=str(directory / "state")))
     identity = other.identity("Partition 0", STORE)
@@ -71,7 +71,7 @@ def restored(services: Services, marker: Marker | None, directory: Path, *older:
 
 
 def content(directory: Path) -> dict[bytes, bytes]:
-    """What the store in a directory has."""
+    """Return the content of the store in a directory."""
     store = open_store("rocksdb", directory, {})
     try:
         return dict(store.scan(None, None))
@@ -80,19 +80,19 @@ def content(directory: Path) -> dict[bytes, bytes]:
 
 
 def chain_of(services: Services, marker: Marker | None) -> SegmentChain:
-    """The chain of a marker."""
+    """Return the chain of a marker."""
     manager = services.backup_manager(FACTORY)
     chain: SegmentChain = manager._catalogue.chain(services.identity("Partition 0", STORE), marker)  # type: ignore
     return chain
 
 
 def bytes_of(services: Services, segment: ChainSegment) -> bytes:
-    """A stored segment."""
+    """Return a stored segment."""
     return segment.inline or services.transfer().get_bytes(segment.blob, segment.size)  # type: ignore[arg-type]
 
 
 def applied(state: dict[bytes, bytes], changes: Mapping[bytes, bytes | None] | Sequence[Change]) -> dict[bytes, bytes]:
-    """A state after changes."""
+    """Return a state after changes."""
     after = dict(state)
     for key, value in dict(changes).items():
         if value is None:
@@ -103,7 +103,7 @@ def applied(state: dict[bytes, bytes], changes: Mapping[bytes, bytes | None] | S
 
 
 def test_large_segments_are_tables_and_small_ones_records(job: Services, tmp_path: Path) -> None:
-    """A chain of both is restored exactly: puts, overwrites, deletes, and a key that is deleted and put again."""
+    """A chain of tables and records restores puts, overwrites, deletes and repeated puts of a deleted key exactly."""
     commits: list[dict[bytes, bytes | None]] = [
         {b"start": b"1"},
         {b"a": BIG, b"b": b"1", b"c": b"1", b"": b"empty key"},
@@ -133,7 +133,7 @@ def test_large_segments_are_tables_and_small_ones_records(job: Services, tmp_pat
 
 
 def changed(services: Services, state: dict[bytes, bytes], older: Marker, newer: Marker) -> dict[bytes, bytes] | None:
-    """A state after the changes that the backend has between two markers; None if it does not have them."""
+    """Return a state after the backend's changes between two markers, or None if the backend lacks them."""
     manager = services.restore_manager(FACTORY)
     assert isinstance(manager, ChangeReader)
     identity, now = services.identity("Partition 0", STORE), moment(services.clock)
@@ -157,8 +157,8 @@ changes_of = st.lists(
 def test_any_chain_gives_the_state_of_its_changes(
     tmp_path_factory: pytest.TempPathFactory, changes: list[Change], data: st.DataObject
 ) -> None:
-    """Tables and records, overlapping or not, from a store that has every change below a number and perhaps more: the
-    state at the end is that of a dict. So it is safe that a table is ingested whole."""
+    """Overlapping tables and records give the state of a dict, even if the store already has some of the changes. So a
+    restore may ingest a complete table."""
     directory = tmp_path_factory.mktemp("chain")
     start = data.draw(st.integers(0, len(changes) - 1), label="start")
     has = data.draw(st.integers(start, len(changes)), label="has")
@@ -180,7 +180,7 @@ def test_any_chain_gives_the_state_of_its_changes(
 
 
 def local(directory: Path, changes: Sequence[Change], first: int, *, table: bool) -> LocalSegment:
-    """A segment that is here, with either body."""
+    """Return a local segment with either body."""
     segment, data = ChainSegment(first, first + len(changes)), encode_segment(changes, first)
     path = directory / f"{segment.end}.sst"
     if table:
@@ -190,7 +190,7 @@ def local(directory: Path, changes: Sequence[Change], first: int, *, table: bool
 
 @pytest.mark.parametrize("part", ["header", "table", "end", "cut"])
 def test_a_damaged_table_is_refused_before_anything_is_ingested(job: Services, tmp_path: Path, part: str) -> None:
-    """B9, FAULT 12: a byte that differs in the stored blob, wherever it is, is an error with the blob's name."""
+    """B9, FAULT 12: a changed byte anywhere in the stored blob is an error that names the blob."""
     task = SegmentTask(job, 0)
     task.commit({b"before": b"1"})
     marker = task.commit({b"a": BIG, b"b": BIG, b"before": None}).marker(FACTORY, STORE)
@@ -212,7 +212,7 @@ def test_a_damaged_table_is_refused_before_anything_is_ingested(job: Services, t
 
 
 def refused_by_rocksdb(path: Path, changes: object, options: object) -> list[bytes]:
-    """Writes a file that is not a table, as if RocksDB of another version had made it."""
+    """Write a file that is not a table, as another version of RocksDB might."""
     path.write_bytes(b"not a table at all" * 200)
     return []
 
@@ -220,7 +220,7 @@ def refused_by_rocksdb(path: Path, changes: object, options: object) -> list[byt
 def test_a_table_that_rocksdb_refuses_is_a_corrupt_blob(
     job: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table whose checksums are right and which RocksDB cannot use names its blob; of several, the one that it is."""
+    """If RocksDB refuses a table with correct checksums, the error names its blob, even among several tables."""
     task = SegmentTask(job, 0)
     task.commit({b"before": b"1"})
     good: dict[bytes, bytes | None] = {b"a": BIG, b"b": BIG, b"before": None}
@@ -236,7 +236,7 @@ def test_a_table_that_rocksdb_refuses_is_a_corrupt_blob(
     with pytest.raises(CorruptBlob, match="cannot use its table") as caught:
         restored(job, marker, tmp_path / "refused")
     assert caught.value.where["blob"] == bad.blob.blob_id
-    # an older retained chain of the lineage has the same changes elsewhere: the restore takes those
+    # an older retained chain of the lineage has the same changes in another blob, which the restore uses
     data = encode_segment({b"a": b"2", b"c": BIG, b"d": BIG}.items(), bad.first)
     job.transfer().put(elsewhere := chain.snapshot.index.blob_id + "-again", data)
     other = replace(bad, blob=BlobRef(elsewhere, len(data), content_hash(data)))
@@ -250,7 +250,7 @@ def test_a_table_that_rocksdb_refuses_is_a_corrupt_blob(
 def test_a_store_that_fails_is_not_a_damaged_segment(
     job: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the tables can be read, the error is about the files on this machine, and stays one."""
+    """If the tables can be read, the error is about local files and stays a CorruptFile."""
 
     def broken(store: RocksDbStore, paths: object) -> None:
         raise CorruptFile("a file of the store is damaged")
@@ -267,7 +267,7 @@ def test_a_store_that_fails_is_not_a_damaged_segment(
 def test_without_room_for_a_table_the_segment_is_records(
     job: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit whose changes fit into memory needs no room on the disk, and leaves nothing in the scratch directory."""
+    """A commit whose changes fit into memory needs no disk space, and leaves no scratch files."""
 
     def full(path: Path, changes: object, options: object) -> None:
         path.write_bytes(b"half")
@@ -290,7 +290,7 @@ def test_without_room_for_a_table_the_segment_is_records(
 def test_few_and_very_many_changes_are_records(
     job: Services, monkeypatch: pytest.MonkeyPatch, changes: int, most: int, most_bytes: int
 ) -> None:
-    """Invariant 13: the keys of a table are sorted in memory, so their number and their bytes have limits."""
+    """Invariant 13: a table's keys are sorted in memory, so their number and their bytes have limits."""
     monkeypatch.setattr(tables, "_MOST", most)
     monkeypatch.setattr(tables, "_MOST_BYTES", most_bytes)
     task = SegmentTask(job, 0)
@@ -304,7 +304,7 @@ def test_few_and_very_many_changes_are_records(
 def test_a_store_of_very_many_tables_takes_writes_at_once(
     job: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 13: with tables of 150 commits few files wait for compaction, and no write waits for it."""
+    """Invariant 13: after 150 commits with tables, few files wait for compaction, and no write has to wait for it."""
     task, state = SegmentTask(job, 0), dict[bytes, bytes]()
     task.commit({b"before": b"1"})
     for number in range(150):
@@ -321,7 +321,7 @@ def test_a_store_of_very_many_tables_takes_writes_at_once(
 
 
 def test_as_many_files_as_a_restore_may_leave_do_not_stop_writes(tmp_path: Path) -> None:
-    """The limits that RocksDB has by itself would stop them, for ever where nothing is compacted."""
+    """RocksDB's default limits would stop the writes, for ever if nothing is compacted."""
     directory = tmp_path / "store"
     store = open_store("rocksdb", directory, {}, briefly=True)
     for number in range(tables._FILES - 1):
@@ -342,7 +342,7 @@ def test_as_many_files_as_a_restore_may_leave_do_not_stop_writes(tmp_path: Path)
 
 
 def written(store: object) -> None:
-    """Write to a store; the write must not wait."""
+    """Write to a store. The write must not wait."""
     done = threading.Thread(target=store.write, args=([(b"new", BIG)],), daemon=True)  # type: ignore[attr-defined]
     done.start()
     done.join(5)
@@ -350,7 +350,7 @@ def written(store: object) -> None:
     assert store.get(b"new") == BIG  # type: ignore[attr-defined]
 
 
-#: A restore that dies with the tables just ingested, or before they are.
+#: A restore that is killed just before or after it ingests the tables.
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
@@ -376,7 +376,7 @@ services.restore_manager("blob-store").restore(request)
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_tables_are_ingested(job: Services, tmp_path: Path, when: str) -> None:
-    """FAULT 7: the next restore on the machine is whole, and removes the scratch files of the dead process."""
+    """FAULT 7: the next restore on the machine is complete, and removes the scratch files of the dead process."""
     task = SegmentTask(job, 0)
     task.commit({b"before": b"1"})
     for number in range(5):

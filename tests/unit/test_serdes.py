@@ -1,4 +1,4 @@
-"""Serdes: what was written is read, in order where order counts, and old Avro values by new schemas."""
+"""Serdes: values survive a round trip, integers keep their order, and new schemas read old Avro values."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SECOND = json.dumps(
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """No garbage collection in this test.
+    """Disable garbage collection in this test.
 
-    With Python 3.11 one may begin at the last level of recursion that there is, while a value that is nested too deeply
-    is parsed. The finalizers of objects that other tests left then fail with RecursionError.
+    With Python 3.11, a collection may start at the deepest level of recursion, while a deeply nested value is parsed.
+    The finalizers of objects from other tests then fail with RecursionError.
     """
     gc.disable()
     yield
@@ -52,7 +52,7 @@ def no_collection() -> Iterator[None]:
     ],
 )
 def test_what_was_written_is_read(name: str, value: Any) -> None:
-    """A value comes back equal, of its own type."""
+    """A value comes back equal and with its own type."""
     chosen = serde(name)
     found = chosen.deserialize(chosen.serialize(value))
     assert found == value
@@ -60,7 +60,7 @@ def test_what_was_written_is_read(name: str, value: Any) -> None:
 
 
 def test_integers_sort_as_numbers() -> None:
-    """The order of an integer's bytes is the order of the numbers."""
+    """The bytes of integers have the same order as the numbers."""
     numbers = [-(1 << 63), -256, -1, 0, 1, 255, 256, (1 << 63) - 1]
     written = [serde("integer").serialize(number) for number in numbers]
     assert written == sorted(written)
@@ -68,7 +68,7 @@ def test_integers_sort_as_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 def test_equal_maps_have_equal_bytes(name: str) -> None:
-    """A key that is a map is found again whatever the order in which it was put together, at every depth."""
+    """Equal maps have equal bytes at every depth, whatever the order of their keys, so a map can be a key."""
     one = serde(name).serialize({"a": 1, "b": [{"x": 1, "y": 2}]})
     other = serde(name).serialize({"b": [{"y": 2, "x": 1}], "a": 1})
     assert one == other
@@ -76,20 +76,20 @@ def test_equal_maps_have_equal_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}])
 def test_what_does_not_fit_into_messagepack(value: object) -> None:
-    """A value that MessagePack has no form for is refused."""
+    """A value that MessagePack cannot represent is refused."""
     with pytest.raises(InvalidError, match="MessagePack"):
         serde("msgpack").serialize(value)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", b"\x01\x02"])
 def test_bytes_that_are_no_messagepack(data: bytes) -> None:
-    """Bytes that are cut, too many, or nothing at all are an error with a hint."""
+    """Bytes that are cut, too long or empty raise an error with a hint."""
     with pytest.raises(CorruptError, match="serde"):
         serde("msgpack").deserialize(data)
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list …"""
+    """Return a list in a list in a list …"""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -109,7 +109,7 @@ def nested(depth: int) -> Any:
 )  # fmt: skip
 @pytest.mark.usefixtures("no_collection")
 def test_a_value_without_a_form_is_refused(name: str, value: Any) -> None:
-    """What a serde cannot write is InvalidError before anything is written, and the value is not in the message."""
+    """A serde refuses a value that it cannot write with a short InvalidError, without the value."""
     with pytest.raises(InvalidError) as caught:
         serde(name).serialize(value)
     assert len(str(caught.value)) < 300
@@ -127,13 +127,13 @@ def test_a_value_without_a_form_is_refused(name: str, value: Any) -> None:
 )  # fmt: skip
 @pytest.mark.usefixtures("no_collection")
 def test_bytes_that_a_serde_cannot_read(name: str, data: bytes) -> None:
-    """Bytes of another serde, cut, nested too deeply or no UTF-8 are CorruptError with a hint, and nothing else."""
+    """Bytes that are of another serde, cut, too deeply nested or not UTF-8 raise CorruptError with a hint."""
     with pytest.raises(CorruptError, match="serde"):
         serde(name).deserialize(data)
 
 
 def test_any_pair_of_callables() -> None:
-    """A pair, and a Serde, are taken as they are."""
+    """A pair of callables works as a serde, and a Serde is used unchanged."""
     pair = serde((lambda value: value.encode("latin-1"), lambda data: data.decode("latin-1")))
     assert pair.deserialize(pair.serialize("é")) == "é"
     own = Serde(bytes, bytes)
@@ -142,7 +142,7 @@ def test_any_pair_of_callables() -> None:
 
 @pytest.mark.parametrize("name", ["strnig", "avro"])
 def test_unknown_names(name: str) -> None:
-    """A name that stands for nothing, or for nothing without schemas, says what to do."""
+    """The error for an unknown name, or for Avro without schemas, says what to do."""
     with pytest.raises(ConfigError, match=r"pair of callables|avro_serde"):
         serde(name)
 
@@ -160,7 +160,7 @@ def test_avro_values_are_single_objects() -> None:
 
 
 def rabin(data: bytes) -> int:
-    """CRC-64-AVRO, written down from the specification."""
+    """Compute CRC-64-AVRO as in the specification."""
     empty = 0xC15D213AA4D7A795
     result = empty
     for byte in data:
@@ -172,7 +172,8 @@ def rabin(data: bytes) -> int:
 
 
 def test_avro_values_evolve() -> None:
-    """An older value is read as the newest type: promoted, without the removed field, with the new one's default."""
+    """An older value is read as the newest type: numbers are widened, removed fields dropped and new ones set to
+    defaults."""
     old = avro_serde([FIRST]).serialize({"count": 3, "old": "x"})
     evolved = avro_serde([FIRST, SECOND])
     assert evolved.deserialize(old) == {"count": 3, "note": None}
@@ -181,7 +182,7 @@ def test_avro_values_evolve() -> None:
 
 
 def test_avro_value_of_an_unknown_schema() -> None:
-    """A value whose writer's schema is not listed is an error that says which key to look at."""
+    """A value whose writer's schema is not listed raises an error that names the key to look at."""
     data = avro_serde([SECOND]).serialize({"count": 3})
     with pytest.raises(CorruptError, match=r"unknown fingerprint .*value\.avro\.schemas"):
         avro_serde([FIRST]).deserialize(data)
@@ -198,7 +199,7 @@ def test_avro_evolution_without_a_default() -> None:
 
 @pytest.mark.parametrize("change", ["cut", "longer", "other mark", "empty"])
 def test_avro_bytes_that_are_altered(change: str) -> None:
-    """Bytes that are not exactly one value are an error."""
+    """Bytes that are not exactly one value raise CorruptError."""
     data = avro_serde([FIRST]).serialize({"count": 3, "old": "xyz"})
     altered = {"cut": data[:-1], "longer": data + b"\x00", "other mark": b"\xc3\x02" + data[2:], "empty": b""}[change]
     with pytest.raises(CorruptError):
@@ -207,13 +208,13 @@ def test_avro_bytes_that_are_altered(change: str) -> None:
 
 @pytest.mark.parametrize("value", [{"count": "three", "old": "x"}, {"old": "x"}, 3])
 def test_values_that_do_not_fit_their_schema(value: object) -> None:
-    """A value of another type, or without a field, is refused before anything is written."""
+    """A value of another type, or without a field, is refused."""
     with pytest.raises(InvalidError, match="schema"):
         avro_serde([FIRST]).serialize(value)
 
 
 @pytest.mark.parametrize("schemas", [[], ["{"], ['"nothing"'], ['{"type": "record"}'], [FIRST, "null"]])
 def test_schemas_that_are_none(schemas: list[str]) -> None:
-    """What is no schema is a configuration error."""
+    """An invalid schema is a configuration error."""
     with pytest.raises(ConfigError, match="schema"):
         avro_serde(schemas)

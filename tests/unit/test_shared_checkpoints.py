@@ -1,4 +1,4 @@
-"""Checkpoints that are shared with workers: each worker gets its own, and nothing grows with the number of tasks."""
+"""Checkpoints shared with workers: each worker gets its own, and the shared data does not grow with the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statemgr.model.checkpoint import Attachment, BlobMarker, Checkpoint, MicroB
 
 
 def config(directory: Path, tasks: int) -> JobConfig:
-    """A job with blobs in a directory."""
+    """Return the configuration of a job with blobs in a directory."""
     return JobConfig.from_mapping(
         {
             "job.name": "shared",
@@ -32,7 +32,7 @@ def config(directory: Path, tasks: int) -> JobConfig:
 
 
 def checkpoint(task: int, partitions: int = 3) -> Checkpoint:
-    """One that is a little different, and longer, for every task."""
+    """Return a checkpoint that differs for every task, also in its length."""
     return Checkpoint(
         checkpoint_id=CheckpointId.parse("1700000000000-000001"),
         sequence=7,
@@ -46,13 +46,13 @@ def checkpoint(task: int, partitions: int = 3) -> Checkpoint:
 
 
 def own(task: int) -> Checkpoint:
-    """What a worker needs of it."""
+    """Return the part of the checkpoint that a worker needs."""
     return replace(checkpoint(task), input_offsets={}, batch=None, attachments=())
 
 
 @pytest.mark.parametrize("tasks", [3, 500])
 def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None:
-    """Inline for a small job, in one blob for a large one; a task that has none gets none."""
+    """A small job's checkpoints are inline; a large job's are in one blob. A task without a checkpoint gets none."""
     job = config(tmp_path, tasks)
     published = {task_name(task): checkpoint(task, 100) for task in range(tasks) if task != 1}
     with share_checkpoints(job, published) as found:
@@ -68,7 +68,7 @@ def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None
 
 
 def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:
-    """Neither more tasks nor more input partitions make it larger."""
+    """Neither more tasks nor more input partitions increase the data sent with the function."""
     sizes = set()
     for tasks, partitions in ((300, 3), (300, 1000), (600, 3)):
         job = config(tmp_path, tasks)
@@ -80,7 +80,7 @@ def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cell(tmp_path: Path) -> None:
-    """A flipped bit, or a blob that was cut off: typed; the other workers' checkpoints are not affected."""
+    """A flipped bit or a truncated blob raises CorruptBlob, and does not affect other workers' checkpoints."""
     job = config(tmp_path, 500)
     with share_checkpoints(job, {task_name(task): checkpoint(task) for task in range(500)}) as found:
         assert found.blob is not None

@@ -1,4 +1,4 @@
-"""snapshot: the index's tree, and what validation refuses before any I/O."""
+"""snapshot: the tree of the index, and what validation refuses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EMPTY = FileIndex("empty", 0, sample.HASH, inline=b"")
 
 
 def with_files(*files: FileIndex) -> SnapshotIndex:
-    """An index whose root holds just these files."""
+    """Return an index whose root holds just these files."""
     return replace(sample.INDEX, root=DirIndex("", files))
 
 
 def nested(depth: int) -> SnapshotIndex:
-    """An index of directories inside one another."""
+    """Return an index with nested directories."""
     root = DirIndex("d", (EMPTY,))
     for _ in range(depth - 1):
         root = DirIndex("d", (), (root,))
@@ -31,17 +31,17 @@ def nested(depth: int) -> SnapshotIndex:
 
 
 def in_blob(blob_id: str, size: int = 3, content_hash: bytes = sample.HASH) -> FileIndex:
-    """A file of 3 bytes in one blob."""
+    """Return a file of 3 bytes in one blob."""
     return FileIndex("a", 3, sample.HASH, parts=(BlobRef(blob_id, size, content_hash),))
 
 
 def test_a_real_index_is_accepted() -> None:
-    """What a commit writes passes: nested and empty directories, empty files, inline files and parts."""
+    """A realistic index is valid, with nested and empty directories, empty files, inline files and parts."""
     validate(sample.INDEX, "b", **OWNER)
 
 
 def test_walk_and_blobs() -> None:
-    """Paths are relative to the root; blobs are what the index refers to, added those of its own attempt."""
+    """Paths are relative to the root. The index lists its blobs, and those that its own attempt added."""
     assert [path for path, _ in sample.INDEX.root.walk()] == ["000012.sst", "CURRENT", "journal/empty"]
     assert list(sample.INDEX.root.walk_dirs()) == ["journal", "journal/old", "z"]
     assert list(sample.INDEX.blobs()) == list(sample.INDEX.added()) == [sample.BLOB]
@@ -73,7 +73,7 @@ def test_hostile_names_are_refused(name: str, what: str) -> None:
     ],
 )
 def test_duplicate_names_are_refused(root: DirIndex) -> None:
-    """A name that appears twice in a directory, as files, directories or one of each, is refused."""
+    """A name that appears twice in a directory is refused, whether as files, as directories or as one of each."""
     with pytest.raises(CorruptBlob, match="appears twice"):
         validate(replace(sample.INDEX, root=root), "b", **OWNER)
 
@@ -98,7 +98,7 @@ def test_duplicate_names_are_refused(root: DirIndex) -> None:
     ],
 )
 def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:
-    """Sizes that are negative, beyond the cap or do not add up, and hashes that are none, are refused."""
+    """Sizes that are negative, too large or inconsistent are refused, and so are invalid hashes, frames and modes."""
     with pytest.raises(CorruptBlob):
         validate(with_files(file), "b", **OWNER)
 
@@ -120,7 +120,7 @@ def test_absurd_sizes_and_hashes_are_refused(file: FileIndex) -> None:
     ],
 )
 def test_foreign_blobs_are_refused(blob_id: str) -> None:
-    """An index may refer to blobs under its own job's prefix only, by plain names."""
+    """An index may refer only to blobs under its own job's prefix, by plain names."""
     with pytest.raises(CorruptBlob, match="not one of this job's"):
         validate(with_files(in_blob(blob_id)), "b", **OWNER)
     with pytest.raises(CorruptBlob, match="not one of this job's"):
@@ -129,7 +129,7 @@ def test_foreign_blobs_are_refused(blob_id: str) -> None:
 
 @pytest.mark.parametrize("field", OWNER)
 def test_index_of_another_owner_is_refused(field: str) -> None:
-    """An index of another job, job ID, task or store is refused, and the error says whose it is."""
+    """An index of another job, job ID, task or store is refused, and the error names its owner."""
     with pytest.raises(CorruptBlob, match="it belongs to") as caught:
         validate(replace(sample.INDEX, **{field: "another"}), "b", **OWNER)
     assert "'another'" in str(caught.value)
@@ -137,13 +137,13 @@ def test_index_of_another_owner_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("field", ["state_id", "attempt"])
 def test_ids_that_are_paths_are_refused(field: str) -> None:
-    """A state ID names a local directory and an attempt a blob: neither may lead elsewhere."""
+    """A state ID names a local directory and an attempt names a blob, so neither may lead elsewhere."""
     with pytest.raises(CorruptBlob):
         validate(replace(sample.INDEX, **{field: "../x"}), "b", **OWNER)
 
 
 def test_depth_is_limited() -> None:
-    """Directories up to the limit are accepted; deeper ones are refused by validation and when decoded."""
+    """Directories up to the limit are accepted. Validation and decoding refuse deeper ones."""
     deepest = nested(snapshot.MAX_DEPTH)
     validate(deepest, "b", **OWNER)
     assert decode_index(encode_index(deepest)) == deepest
@@ -154,7 +154,7 @@ def test_depth_is_limited() -> None:
 
 
 def test_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More files and directories than the limit, wherever they are, are refused."""
+    """An index with more files and directories than the limit is refused, wherever they are."""
     monkeypatch.setattr(snapshot, "MAX_FILES", 6)
     validate(sample.INDEX, "b", **OWNER)
     monkeypatch.setattr(snapshot, "MAX_FILES", 5)
@@ -163,7 +163,7 @@ def test_number_of_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inline_content_is_limited() -> None:
-    """Inline files together may not be larger than their limit."""
+    """The total size of inline files has a limit."""
     half = bytes(snapshot.INLINE_TOTAL_LIMIT // 2)
     files = [FileIndex(name, len(half), sample.HASH, inline=half) for name in ("a", "b")]
     validate(with_files(*files), "b", **OWNER)

@@ -1,4 +1,4 @@
-"""Rows of a task as groups of data frames, and yielded frames as record batches."""
+"""A task's rows as groups of data frames, and yielded frames as record batches."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ OUTPUT = StructType([StructField("key", StringType()), StructField("n", LongType
 
 
 def ignore(keys: list[bytes]) -> None:
-    """Nobody reads ahead."""
+    """Read nothing ahead."""
 
 
 def form(rows_per_frame: int = 10_000) -> Form:
-    """How rows are passed to a processor."""
+    """Return how rows are passed to a processor."""
     return Form(pandas=True, timezone="UTC", safe=True, rows_per_frame=rows_per_frame)
 
 
 def frames_of(batches: list[pa.RecordBatch], rows_per_frame: int = 10_000) -> dict[str, list[pd.DataFrame]]:
-    """Key → the frames of its group."""
+    """Return key → the frames of its group."""
     return {key[0]: list(rows) for _, key, rows, _ in grouped(batches, KEY, form(rows_per_frame), ignore)}
 
 
 def batch(keys: list[str], **columns: pa.Array) -> pa.RecordBatch:
-    """A record batch with a key column."""
+    """Return a record batch with a key column."""
     return pa.record_batch({"key": pa.array(keys), **columns})
 
 
 def test_a_group_is_one_frame_as_pandas_makes_it_of_rows() -> None:
-    """Narrow numbers become wide ones, as in a frame that is made of Python's values."""
+    """Narrow numbers become wide, as in a frame made of Python values."""
     found = frames_of(
         [batch(["a", "a", "b"], n=pa.array([1, 2, 3], pa.int32()), x=pa.array([0.5, 1, 2], pa.float32()))]
     )
@@ -58,20 +58,20 @@ def test_a_group_goes_on_in_the_next_record_batch() -> None:
 
 
 def test_rows_that_nobody_reads_are_skipped() -> None:
-    """The next group begins at its own first row."""
+    """The next group starts at its own first row."""
     batches = [batch(["a", "b"], n=pa.array([1, 2])), batch(["b", "c"], n=pa.array([3, 4]))]
     assert [key for _, key, _, _ in grouped(batches, KEY, form(), ignore)] == [("a",), ("b",), ("c",)]
 
 
 def test_a_column_of_booleans_has_the_type_of_the_groups_values() -> None:
-    """pandas has no boolean null: a group without nulls has booleans, another one objects."""
+    """pandas has no boolean null, so a group without nulls has booleans and one with nulls has objects."""
     found = frames_of([batch(["a", "b", "b"], flag=pa.array([True, None, False]))])
     assert found["a"][0]["flag"].dtype == bool
     assert found["b"][0]["flag"].tolist() == [None, False]
 
 
 def test_a_frame_belongs_to_the_processor() -> None:
-    """It may add columns and change values, and the next group does not see it."""
+    """A processor may add columns and change values, and the next group does not see this."""
     for number, (_, _, rows, _) in enumerate(grouped([batch(["a", "b"], n=pa.array([0, 1]))], KEY, form(), ignore)):
         for frame in rows:
             assert (list(frame.columns), frame["n"].tolist(), frame.index.tolist()) == (["key", "n"], [number], [0])
@@ -82,7 +82,7 @@ def test_a_frame_belongs_to_the_processor() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 10_000])
 def test_yielded_frames_become_rows_in_their_order(most: int) -> None:
-    """Frames of several shapes, gathered or not."""
+    """Frames of different shapes keep their order, whether they are gathered or not."""
     frames = [
         pd.DataFrame({"key": ["a"], "n": [1]}),
         pd.DataFrame({"key": ["b", None], "n": [2, 3]}),
@@ -97,7 +97,7 @@ def test_yielded_frames_become_rows_in_their_order(most: int) -> None:
 
 
 def test_a_processor_may_yield_one_frame_again_and_again() -> None:
-    """Each time it has the values of that time."""
+    """Each yield has the values at that time."""
 
     def produced() -> Iterator[Any]:
         frame = pd.DataFrame({"key": ["a"], "n": [0]})
@@ -110,14 +110,14 @@ def test_a_processor_may_yield_one_frame_again_and_again() -> None:
 
 
 def test_a_frame_that_needs_a_cast_is_cast_alone() -> None:
-    """Text is read as a number; one frame's values do not decide how those of another one are read."""
+    """Text is read as a number, and one frame's values do not affect how another frame is read."""
     frames = [pd.DataFrame({"key": ["a"], "n": ["1"]}), pd.DataFrame({"key": ["b"], "n": pd.Series([2], dtype=object)})]
     rows = [row for part in converted(iter(frames), OUTPUT, form()) for row in part.to_pylist()]
     assert [row["n"] for row in rows] == [1, 2]
 
 
 def test_a_frame_of_other_types_is_refused() -> None:
-    """One among many, by the name of its column."""
+    """A frame with a wrong type is refused, and the error names its column."""
     frames = [pd.DataFrame({"key": ["a"], "n": [1]}), pd.DataFrame({"key": ["b"], "n": [1.5]})]
     with pytest.raises(Exception, match="the column 'n' with type 'float64'"):
         list(converted(iter(frames), OUTPUT, form()))
@@ -131,6 +131,6 @@ def test_a_frame_of_other_types_is_refused() -> None:
     ],
 )
 def test_what_is_neither_a_row_nor_a_frame_is_refused(pandas: bool, yielded: Any, message: str) -> None:
-    """The message names both types, because a timer that yields rows in the pandas form is easily overlooked."""
+    """The message names both types, because a timer that yields rows in pandas mode is easy to overlook."""
     with pytest.raises(InvalidError, match=message):
         list(converted(iter([yielded]), OUTPUT, replace(form(), pandas=pandas)))

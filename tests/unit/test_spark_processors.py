@@ -1,4 +1,4 @@
-"""A stateful processor over a real store, without a Spark session: expiry, timers, lists, schemas, refusals."""
+"""A stateful processor on a real store, without a Spark session: expiry, timers, lists, schemas and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Act = Callable[[Any, list[int]], Any]
 
 
 class Scripted(StatefulProcessor):
-    """Declares what it is given, and calls ``act`` for each key with the numbers of its rows."""
+    """A processor that uses the given declaration, and calls ``act`` for each key with the numbers of its rows."""
 
     def __init__(self, declare: Callable[[Any], None], act: Act) -> None:
         self.declare, self.act = declare, act
@@ -68,7 +68,7 @@ class Task:
         time_ms: int,
         mode: str = "processingtime",
     ) -> list[tuple[Any, ...]]:
-        """Run a batch of sorted rows at a time, and commit. Returns: the output."""
+        """Run a batch of sorted rows at a given time, commit it and return the output."""
         discovery = Discovery(mode)
         processor.init(discovery)
         declared = discovery.found()
@@ -96,7 +96,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
 
 
 def value(ttl: int | None = None) -> Callable[[Any], Any]:
-    """Declares a value state."""
+    """Return a function that declares a value state."""
     return lambda handle: handle.getValueState("value", NUMBER, ttl)
 
 
@@ -120,7 +120,7 @@ def test_a_value_expires_with_the_batch_whose_time_reaches_its_ttl(task: Task) -
 
 
 def test_a_cleared_value_leaves_nothing(task: Task) -> None:
-    """Neither in the index of expiries."""
+    """A cleared value also leaves no entry in the index of expiry times."""
 
     def act(processor: Any, numbers: list[int]) -> Any:
         processor.states.update((1,))
@@ -132,7 +132,7 @@ def test_a_cleared_value_leaves_nothing(task: Task) -> None:
 
 
 def test_elements_of_a_list_expire_one_by_one(task: Task) -> None:
-    """Appending goes on behind what has gone, and a list without elements leaves nothing."""
+    """New elements follow the remaining ones, and a list without elements leaves nothing in the store."""
 
     def act(processor: Any, numbers: list[int]) -> Any:
         processor.states.appendList([(n,) for n in numbers if n]) if any(numbers) else None
@@ -148,7 +148,7 @@ def test_elements_of_a_list_expire_one_by_one(task: Task) -> None:
 
 
 def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
-    """More elements than one read takes."""
+    """A list may have more elements than one read returns."""
 
     def act(processor: Any, numbers: list[int]) -> Any:
         if numbers == [0]:
@@ -169,7 +169,7 @@ def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
 
 
 def test_entries_of_a_map_expire_one_by_one(task: Task) -> None:
-    """Each by its own update; keys come in their order."""
+    """Each entry expires after its own update, and keys are in order."""
 
     def act(processor: Any, numbers: list[int]) -> Any:
         for n in numbers:
@@ -187,7 +187,7 @@ def test_entries_of_a_map_expire_one_by_one(task: Task) -> None:
 
 @pytest.mark.parametrize("ttl", [None, 1_000_000])
 def test_what_is_read_ahead_is_what_was_written(task: Task, ttl: int | None) -> None:
-    """For more keys than are read together, in any order of reads and writes, also in a timer."""
+    """Reads ahead return what was written, for many keys, in any order of reads and writes, and in a timer."""
     picks = random.Random(5)
     model: dict[str, tuple[int | None, list[int]]] = {}
 
@@ -239,7 +239,7 @@ def test_what_is_read_ahead_is_what_was_written(task: Task, ttl: int | None) -> 
 
 
 def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:
-    """A timer fires once, with the key that registered it; deleted ones do not, and nothing is left of them."""
+    """A timer fires once, for the key that registered it. Deleted timers do not fire and leave nothing behind."""
 
     def act(processor: Any, numbers: list[int]) -> Any:
         for n in numbers:
@@ -256,7 +256,7 @@ def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:
 
 
 def test_keys_that_begin_alike_are_apart(task: Task) -> None:
-    """Also null, empty and with zero bytes; and variables whose names begin alike."""
+    """Keys and variables whose names start alike are separate, even if a key is null, empty or has zero bytes."""
 
     def declare(handle: Any) -> Any:
         return [handle.getMapState(name, NUMBER, NUMBER) for name in ("m", "m\x00", "mm")]
@@ -273,7 +273,7 @@ def test_keys_that_begin_alike_are_apart(task: Task) -> None:
 
 
 def test_a_deleted_variable_is_gone_for_every_key(task: Task) -> None:
-    """The deletes reach the changelog, and the name can be declared with another type."""
+    """The deletes reach the changelog, and the name can be declared again with another type."""
     task.batch(Scripted(value(), lambda p, n: p.states.update((n[0],))), [("a", 1), ("b", 2)], 1000)
     assert len(task.job.changelog) == 2
 
@@ -287,7 +287,7 @@ def test_a_deleted_variable_is_gone_for_every_key(task: Task) -> None:
 
 
 def test_values_of_older_schemas_are_read_with_the_newest(task: Task) -> None:
-    """A field is added, another gone, and a number is wider; a second change still reads what the first one wrote."""
+    """Fields may be added, removed and widened. Values of the first schema are still readable after two changes."""
     first = StructType([StructField("n", IntegerType()), StructField("old", StringType())])
     second = StructType([StructField("n", LongType()), StructField("new", StringType())])
     third = StructType([StructField("new", StringType()), StructField("n", LongType())])
@@ -319,7 +319,7 @@ def test_values_of_older_schemas_are_read_with_the_newest(task: Task) -> None:
     ],
 )
 def test_a_change_that_cannot_be_resolved(task: Task, declare: Callable[[Any], None], message: str) -> None:
-    """It is refused by what the record says, before anything runs."""
+    """The processor's record shows that the change is impossible, and the error has a hint."""
 
     def both(handle: Any) -> Any:
         return handle.getValueState("value", NUMBER), handle.getMapState("map", NUMBER, NUMBER)
@@ -332,7 +332,7 @@ def test_a_change_that_cannot_be_resolved(task: Task, declare: Callable[[Any], N
 
 
 def test_other_columns_or_another_time_mode() -> None:
-    """State is found by its key, and timers mean the clock that they were made for."""
+    """State belongs to its key's type, and timers to their clock, so another key or time mode is refused."""
     record = Record(KEY, "visits", "processingtime", {})
     with pytest.raises(InvalidError, match="grouped by id string, and the query by id bigint"):
         record.check_same(StructType([StructField("id", LongType())]), "processingtime")
@@ -342,13 +342,13 @@ def test_other_columns_or_another_time_mode() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 2}', b'{"format": 1, "key": 5}'])
 def test_a_record_that_cannot_be_read(data: bytes) -> None:
-    """A typed error."""
+    """A damaged record raises CorruptRecord."""
     with pytest.raises(CorruptRecord):
         Record.from_bytes(data)
 
 
 def test_values_of_wrong_types_are_refused(task: Task) -> None:
-    """Also a number that is too large, and too many columns."""
+    """A wrong type, a number that is too large and too many columns are refused."""
     for wrong in (("text",), (1.5,), (1, 2), (2**70,)):
         processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
         with pytest.raises(InvalidError):
@@ -356,7 +356,7 @@ def test_values_of_wrong_types_are_refused(task: Task) -> None:
 
 
 def test_state_that_init_declares_on_an_executor_alone(task: Task) -> None:
-    """Its schema would be in no record."""
+    """State that only an executor declares is refused, because no record would have its schema."""
     calls = []
 
     def declare(handle: Any) -> None:
@@ -368,7 +368,7 @@ def test_state_that_init_declares_on_an_executor_alone(task: Task) -> None:
 
 
 def test_state_outside_of_a_key(task: Task) -> None:
-    """In init there is no grouping key."""
+    """In init there is no grouping key, so state cannot be read."""
 
     def declare(handle: Any) -> None:
         handle.getValueState("value", NUMBER).get()
@@ -378,7 +378,7 @@ def test_state_outside_of_a_key(task: Task) -> None:
 
 
 def test_wrong_use_has_the_exceptions_of_spark(task: Task) -> None:
-    """As ``PySparkRuntimeError`` with Spark's conditions, which the processor may catch."""
+    """Wrong use raises ``PySparkRuntimeError`` with Spark's conditions, which the processor may catch."""
     conditions = []
 
     def refused(call: Callable[[], Any]) -> None:
@@ -411,7 +411,7 @@ def test_wrong_use_has_the_exceptions_of_spark(task: Task) -> None:
 
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
 def test_late_rows(unit: str) -> None:
-    """A row at the watermark is late; one without a time is not; a window counts by its end."""
+    """A row at the watermark is late, but not a row without a time. A window counts by its end."""
     times = (
         pa.array([None, 1_000, 1_001, 999], pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC"))
     )
@@ -424,7 +424,7 @@ def test_late_rows(unit: str) -> None:
 
 
 def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:
-    """Neither is the watermark itself. A row without a time passes."""
+    """Even output at the watermark is refused. A row without a time passes."""
     times = pa.array([1_000_000, None, 1_500_000], pa.timestamp("us", tz="UTC"))
     batch = pa.RecordBatch.from_arrays([times], names=["at"])
     assert list(newer([batch], EventTime("at", False), 999)) == [batch]
@@ -433,7 +433,7 @@ def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:
 
 
 def test_decimals_with_all_of_sparks_digits() -> None:
-    """38 digits, rounded as Spark rounds; one more is refused."""
+    """38 digits are rounded as Spark rounds them. A number with more digits is refused."""
     serde = value_serde([StructType([StructField("price", DecimalType(38, 10))])])
     most = Decimal("9" * 28 + "." + "9" * 10)
     for given, stored in ((most, most), (most.copy_negate(),) * 2, (Decimal("0.00000000005"), Decimal("0.0000000001"))):

@@ -1,4 +1,4 @@
-"""Rows that a process function yields: of the declared schema, without nulls where none may be, and kept."""
+"""Rows that a process function yields: they fit the declared schema, respect NOT NULL, and are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statemgr.errors import DiskFull, InvalidError
 
 
 def required(name: str, kind: pa.DataType) -> pa.Field:
-    """A field that may not be null."""
+    """Return a field that may not be null."""
     return pa.field(name, kind, nullable=False)
 
 
@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {"key": "a", "place": {"x": 1, "y": None}, "tags": ["t"],
 
 
 def rows(*changes: dict[str, Any]) -> pa.RecordBatch:
-    """One good row with each of the changes, as a slice of a longer batch."""
+    """Return one good row with each of the changes, as a slice of a longer batch."""
     whole = pa.RecordBatch.from_pylist([GOOD, *({**GOOD, **change} for change in changes), GOOD], schema=NESTED)
     return whole.slice(1, len(changes))
 
@@ -50,11 +50,11 @@ def rows(*changes: dict[str, Any]) -> pa.RecordBatch:
     ],
 )
 def test_a_null_in_a_column_that_is_not_null(change: dict[str, Any], column: str) -> None:
-    """Also within structs, lists and maps: refused before it is stored, and the column is named."""
+    """A null is refused, even within structs, lists and maps, and the error names the column."""
     with pytest.raises(InvalidError, match="NOT NULL") as caught:
         list(checked(iter([rows({}, change)]), NESTED))
     assert caught.value.where == {"column": column}
-    # as a batch is made without a schema: every column may be null, and the cast must not hide one
+    # in a batch without a schema every column may be null, and the cast must not hide a null
     if column == "key":
         loose = pa.RecordBatch.from_pydict({"key": ["a", None]})
         with pytest.raises(InvalidError, match="NOT NULL"):
@@ -62,14 +62,14 @@ def test_a_null_in_a_column_that_is_not_null(change: dict[str, Any], column: str
 
 
 def test_nulls_where_they_may_be() -> None:
-    """A nullable parent may be null itself, and rows outside the slice do not count."""
+    """A nullable parent may itself be null, and rows outside the slice do not count."""
     fine = rows({}, {"place": None, "tags": None, "sizes": None})
     whole = pa.RecordBatch.from_pylist([{**GOOD, "tags": [None], "sizes": [("s", None)]}, GOOD], schema=NESTED)
     assert list(checked(iter([fine, whole.slice(1)]), NESTED)) == [fine, whole.slice(1)]
 
 
 def test_columns_are_put_in_order_and_cast() -> None:
-    """What a plain dictionary gives fits a declaration with NOT NULL, as long as there are no nulls."""
+    """The columns of a plain dictionary fit a schema with NOT NULL if they have no nulls."""
     schema = pa.schema([required("a", pa.int32()), pa.field("b", pa.string())])
     (batch,) = checked(iter([pa.RecordBatch.from_pydict({"b": [None], "a": [1], "c": [1]})]), schema)
     assert batch.schema.equals(schema)
@@ -78,7 +78,7 @@ def test_columns_are_put_in_order_and_cast() -> None:
 
 
 def test_many_rows_are_spread_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One large batch is cut to slices, files end after their share, and together they have the rows in order."""
+    """A large batch is cut into slices, each file ends after its share, and together they have the rows in order."""
     monkeypatch.setattr(produced, "PART_BYTES", 4_000)
     monkeypatch.setattr(produced, "_SLICE_BYTES", 2_000)
     batch = pa.RecordBatch.from_pydict({"a": [os.urandom(8) for _ in range(2_000)]})
@@ -92,7 +92,7 @@ def test_many_rows_are_spread_over_several_files(tmp_path: Path, monkeypatch: py
 
 
 def test_a_null_struct_of_required_fields(tmp_path: Path) -> None:
-    """Another column needs a cast: the struct, which has its type already, is left alone."""
+    """If another column needs a cast, a struct with the right type is not changed."""
     struct = pa.struct([required("x", pa.int64())])
     schema = pa.schema([pa.field("n", pa.int32()), pa.field("s", struct)])
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2]), pa.array([{"x": 1}, None], struct)], ["n", "s"])
@@ -103,7 +103,7 @@ def test_a_null_struct_of_required_fields(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 def test_a_full_disk(tmp_path: Path) -> None:
-    """Typed when the output's file cannot grow; an error of the process function's own stays what it is."""
+    """A full disk raises DiskFull. An error of the process function itself stays unchanged."""
     batch = pa.RecordBatch.from_pydict({"a": list(range(100_000))})
     (tmp_path / "rows-0.arrows").symlink_to("/dev/full")
     with pytest.raises(DiskFull):
@@ -118,7 +118,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_without_the_extra() -> None:
-    """The import says what to install."""
+    """The error on import names the extra to install."""
     program = "import sys; sys.modules['pyarrow'] = None\nfrom spark_integration import StatefulQuery"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert "PrerequisiteMissing: spark_integration needs pyarrow" in done.stderr

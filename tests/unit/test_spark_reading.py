@@ -1,4 +1,4 @@
-"""Decoding in bulk: the same columns as row by row, for every type, and damaged bytes are noticed."""
+"""Decoding in bulk gives the same columns as decoding row by row, for every type, and finds damaged bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PLAIN = {
 
 
 def struct_of(*types: str) -> StructType:
-    """Fields ``f0``, ``f1``, … of Spark's types."""
+    """Return fields ``f0``, ``f1``, … of Spark's types."""
     json_types = {"interval day to second": "interval day to second"}
     fields = [
         {"name": f"f{i}", "type": json_types.get(kind, kind), "nullable": True, "metadata": {}}
@@ -56,14 +56,14 @@ def struct_of(*types: str) -> StructType:
 
 
 def nested() -> StructType:
-    """Every plain type, and a struct of every plain type."""
+    """Return every plain type, and a struct of every plain type."""
     inner = struct_of(*PLAIN)
     outer = struct_of(*PLAIN)
     return StructType([*outer.fields, type(outer.fields[0])("nested", inner, True)])
 
 
 def some_rows(count: int, *, seed: int = 1) -> list[tuple[Any, ...]]:
-    """Rows of :func:`nested`; each value, and the whole nested struct, may be null."""
+    """Return rows of :func:`nested`, with some values and some nested structs null."""
     chosen = random.Random(seed)
 
     def fields() -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def some_rows(count: int, *, seed: int = 1) -> list[tuple[Any, ...]]:
 
 
 def test_keys_of_every_type() -> None:
-    """All rows at once are what one after the other is."""
+    """Decoding all keys at once gives the same result as one after the other."""
     schema = nested()
     encoded = [encode_key(schema, row) for row in some_rows(300)]
     cursor = bulk.Cursor.of([b"pre" + key + b"tail" for key in encoded], 3)
@@ -87,7 +87,7 @@ def test_keys_of_every_type() -> None:
 
 
 def test_values_of_every_type() -> None:
-    """The same for values, with and without a TTL."""
+    """Decoding all values at once gives the same result as one after the other, with and without a TTL."""
     schema = nested()
     serde = value_serde((schema,))
     data = [serde.serialize(row) for row in some_rows(300)]
@@ -106,20 +106,20 @@ KEY = struct_of("string")
 
 
 def place(key: str | None) -> bytes:
-    """Where the variable's values of a grouping key begin."""
+    """Return the prefix of a variable's keys for a grouping key."""
     return variable_prefix("v") + encode_key(KEY, (key,))
 
 
 def variable(
     kind: str, versions: Sequence[StructType], key: StructType | None = None, ttl_ms: int | None = None
 ) -> VariableColumns:
-    """The columns of a variable."""
+    """Return the columns of a variable."""
     made = Variable("v", kind, tuple(versions), key, ttl_ms)
     return VariableColumns(Record(KEY, "s", "none", {"v": made}), made)
 
 
 def test_lists_maps_and_timers() -> None:
-    """Their keys begin after the grouping key; a list's bounds are no element; times may be before 1970."""
+    """Their keys follow the grouping key. A list's bounds are not an element, and timers may be before 1970."""
     schema = struct_of("long")
     data = value_serde((schema,)).serialize((5,))
     items = [(place("a"), bytes(16))] + [(place("a") + i.to_bytes(8, "big"), data) for i in (0, 7, 2**40)]
@@ -141,7 +141,7 @@ def test_lists_maps_and_timers() -> None:
 
 
 def test_values_of_older_schemas() -> None:
-    """Fields that came, went and became wider, also in a struct: the same columns as row by row, in the rows' order."""
+    """Added, removed and widened fields, even in a struct, give the same columns as row by row, in the same order."""
 
     def version(inner: Sequence[str], *types: str) -> StructType:
         plain = struct_of(*types)
@@ -168,7 +168,7 @@ def test_values_of_older_schemas() -> None:
 
 
 def test_what_is_decoded_row_by_row() -> None:
-    """Texts with a zero byte, arrays in keys and values, and values of an older schema: the columns are right, too."""
+    """Text with zero bytes, arrays in keys and values, and values of older schemas are decoded correctly."""
     old, new = struct_of("integer"), struct_of("long", "string")
     data = [value_serde((old,)).serialize((4,)), value_serde((old, new)).serialize((5, "x"))]
     keys, values = variable(VALUE, (old, new)).arrays([(place("a\x00b"), data[0]), (place("\x00"), data[1])])
@@ -196,8 +196,8 @@ def keys_of(rows: Sequence[bytes]) -> None:
 
 
 def test_damaged_bytes_are_noticed() -> None:
-    """A row that is cut off anywhere, or goes on, between two that are whole; a text that is no UTF-8; a number that
-    is too large for its type."""
+    """Errors are found in a row that is cut anywhere or too long, even between two intact rows, in text that is not
+    UTF-8, and in a number that is too large for its type."""
     schema = nested()
     (row,) = some_rows(1, seed=3)
     row = tuple(values[0] for values in PLAIN.values()) + (row[:-1],)
@@ -248,7 +248,7 @@ AVRO: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("name", AVRO)
 def test_an_applications_own_avro(name: str) -> None:
-    """Any schema, also one whose values are decoded row by row; an absent value is null."""
+    """A store's own Avro schema may be of any type. A missing value is null."""
     schema, value = AVRO[name]
     config = JobConfig.from_mapping(
         {

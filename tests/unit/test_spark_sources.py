@@ -1,4 +1,4 @@
-"""What Spark's offset logs say, and whether a batch continues a checkpoint. Real files, no Spark."""
+"""What Spark's offset logs contain, and whether a batch continues a checkpoint. Uses real files and no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Write = Callable[..., Location]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a checkpoint location as Spark does: ``write(ends of each batch, initial offsets of each source)``."""
+    """Return a function that writes a checkpoint location as Spark does: ``write(ends of each batch, initial offsets of
+    each source)``."""
 
     def make(
         ends: Mapping[int, Sequence[object]], initial: Sequence[object] = (), version: str = "v1", watermark: int = 0
@@ -45,7 +46,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_the_first_batch_starts_at_the_initial_offsets(write: Write) -> None:
-    """They are in a file of their own, behind a NUL."""
+    """The initial offsets are in a file of their own, after a NUL."""
     location = write({0: [{"a": {"0": 5, "1": 7}}]}, [{"a": {"0": 1, "1": 0}}], watermark=9)
     batch = OffsetLog(location).read(0)
     assert batch == BatchInput(0, {"a-0": 1, "a-1": 0}, {"a-0": 5, "a-1": 7}, 1_700_000_000_123, 9)
@@ -53,7 +54,7 @@ def test_the_first_batch_starts_at_the_initial_offsets(write: Write) -> None:
 
 
 def test_a_heartbeat_has_no_offsets(write: Write) -> None:
-    """It is the last source, and is not taken for a source that is not Kafka."""
+    """The heartbeat is the last source, and is not taken for a source other than Kafka."""
     beats = [{"offset": 1, "timestamp": 1000}, {"offset": 2, "timestamp": 2000}]
     location = write({0: [{"a": {"0": 5}}, beats[0]], 1: [{"a": {"0": 5}}, beats[1]]}, [{"a": {"0": 1}}])
     log = OffsetLog(location, heartbeat=True)
@@ -65,7 +66,7 @@ def test_a_heartbeat_has_no_offsets(write: Write) -> None:
 
 
 def test_sources_that_are_not_kafka(write: Write) -> None:
-    """They have their own offsets, which only the batches of the location know; one begins with nothing."""
+    """Other sources have their own offsets, which only the location's batches know. They start with none."""
     files = [json.dumps({"logOffset": n}) for n in range(2)]
     location = write(
         {0: ["-", files[0]], 1: [{"a": {"0": 5}}, files[0]], 2: [{"a": {"0": 5}}, files[1]]}, [{"a": {"0": 1}}]
@@ -86,7 +87,7 @@ def test_sources_that_are_not_kafka(write: Write) -> None:
 
 
 def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
-    """Also for a source that had nothing in the batch before: it is at its initial offsets."""
+    """A source without data in the previous batch starts at its initial offsets."""
     location = write(
         {3: [{"a": {"0": 5}}, "-"], 4: [{"a": {"0": 6, "1": 2}}, {"b": {"0": 4}}]}, [{"a": {"0": 0}}, {"b": {"0": 1}}]
     )
@@ -97,7 +98,7 @@ def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
 
 
 def test_the_last_batch_is_remembered(write: Write, tmp_path: Path) -> None:
-    """The next batch needs its own record alone; a batch out of turn is read with the one before it."""
+    """The next batch needs only its own record. Any other batch is read together with its predecessor."""
     log = OffsetLog(write({0: [{"a": {"0": 1}}], 1: [{"a": {"0": 2}}], 2: [{"a": {"0": 3}}]}))
     assert log.read(1).start == {"a-0": 1}
     (tmp_path / "offsets" / "0").unlink()
@@ -118,14 +119,14 @@ def test_the_last_batch_is_remembered(write: Write, tmp_path: Path) -> None:
 def test_locations_that_cannot_be_understood(
     write: Write, ends: Mapping[int, Sequence[object]], version: str, message: str
 ) -> None:
-    """A topic read twice, an unknown format, a batch that is not logged: typed, with a hint."""
+    """A topic with two sources, an unknown format and a missing batch raise InvalidError with a hint."""
     with pytest.raises(InvalidError, match=message) as caught:
         OffsetLog(write(ends, version=version)).read(0)
     assert caught.value.hint
 
 
 def test_a_damaged_location(tmp_path: Path) -> None:
-    """Metadata that is not JSON is an error, not a new location."""
+    """Metadata that is not JSON is an error and not a new location."""
     (tmp_path / "metadata").write_text("{")
     with pytest.raises(CorruptRecord):
         Location(None, tmp_path.as_uri()).query_id()  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ def test_a_damaged_location(tmp_path: Path) -> None:
 
 
 def test_a_location_is_what_spark_takes_it_for(tmp_path: Path) -> None:
-    """Spark takes a path literally, whichever way it is written: a space is a space, and %20 is %20."""
+    """Spark takes a path literally, so a space is a space and %20 is %20."""
     for name in ("with space", "with%20percent", "with#hash?and"):
         directory = tmp_path / name
         directory.mkdir()
@@ -143,14 +144,14 @@ def test_a_location_is_what_spark_takes_it_for(tmp_path: Path) -> None:
 
 
 def test_offsets_as_json_are_normalised() -> None:
-    """Equal offsets give equal text, whatever the order; names with dashes survive."""
+    """Equal offsets give equal text, whatever their order. Topic names may contain dashes."""
     one = flatten(['{"b-x":{"1":2,"0":1},"a":{"0":3}}'])
     assert one == {"b-x-1": 2, "b-x-0": 1, "a-0": 3}
     assert to_json(one) == to_json(dict(reversed(one.items()))) == '{"a":{"0":3},"b-x":{"0":1,"1":2}}'
 
 
 def test_starting_offsets_for_several_sources_and_new_partitions() -> None:
-    """Each source takes its own topics; partitions that are new begin at their earliest record."""
+    """Each source takes its own topics. New partitions start at their earliest record."""
     both = StartingOffsets.of({"a-0": 3, "b-0": 4})
     assert both.for_topics("a") == '{"a":{"0":3}}'
     assert both.for_topics("c") == "earliest"
@@ -168,7 +169,7 @@ def test_starting_offsets_for_several_sources_and_new_partitions() -> None:
     ],
 )
 def test_batches_that_continue(batch_id: int, start: dict[str, int], checkpoint: dict[str, int] | None) -> None:
-    """The job's first; one that starts where the checkpoint ended; new partitions at a location's first batch."""
+    """These batches are a job's first, start where the checkpoint ended, or have new partitions at a new location."""
     check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint, {})
 
 
@@ -185,6 +186,6 @@ def test_batches_that_continue(batch_id: int, start: dict[str, int], checkpoint:
 def test_batches_that_do_not_continue(
     batch_id: int, start: dict[str, int], checkpoint: dict[str, int] | None, message: str
 ) -> None:
-    """A gap, an overlap, a partition that vanished or came from nowhere."""
+    """A gap, an overlap and a partition that is missing or unexpected are refused."""
     with pytest.raises(BatchMismatch, match=message):
         check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint, {})

@@ -22,7 +22,7 @@ Open = Callable[..., CommittedStore]
 
 @pytest.fixture
 def open_one(tmp_path: Path) -> Iterator[Open]:
-    """Opens stores, with a changelog unless told otherwise, and closes them at the end."""
+    """Opens stores, with a changelog unless ``track`` is false, and closes them at the end."""
     opened: list[CommittedStore] = []
 
     def make(*, track: bool = True, **settings: object) -> CommittedStore:
@@ -53,7 +53,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[Change]]:
 
 
 def test_writes_are_gathered_and_read_back(open_one: Open, batches: list[list[Change]]) -> None:
-    """Many calls are one batch with the newest change of each key, and reads see them before it is written."""
+    """Many calls become one batch with the newest change of each key. Reads see them before the batch is written."""
     job = open_one()
     for i in range(500):
         job.store.put(b"%d" % (i % 50), b"%d" % i)
@@ -70,7 +70,8 @@ def test_writes_are_gathered_and_read_back(open_one: Open, batches: list[list[Ch
 
 
 def test_the_buffer_is_bounded_by_number_and_bytes(open_one: Open, batches: list[list[Change]]) -> None:
-    """Invariant 13: no more is gathered than configured, nor more than 4 MiB; larger calls go through at once."""
+    """Invariant 13: the buffer holds at most the configured number of changes and 4 MiB. Larger calls are written at
+    once."""
     job = open_one(write_batch_size=10)
     for i in range(25):
         job.store.put(b"%d" % i, b"x")
@@ -86,7 +87,7 @@ def test_the_buffer_is_bounded_by_number_and_bytes(open_one: Open, batches: list
 
 
 def test_a_scan_sees_what_is_gathered_and_no_later_write(open_one: Open) -> None:
-    """A range is of the moment of the call, before its first step too; writing goes on under it."""
+    """A range shows the state at the time of the call, even before its first step. Writes may continue meanwhile."""
     job = open_one()
     job.store.put_many({b"a": b"1", b"b": b"2"})
     items = job.store.range()
@@ -97,7 +98,7 @@ def test_a_scan_sees_what_is_gathered_and_no_later_write(open_one: Open) -> None
 
 
 def test_leaving_the_block_closes_a_scan(open_one: Open) -> None:
-    """A scan that is left half-way in a ``with`` goes no further; nor does one whose store was closed."""
+    """A scan ends when its ``with`` block ends or when its store is closed."""
     job = open_one()
     job.store.put_many({b"a": b"1", b"ab": b"2", b"b": b"3"})
     with job.store.prefix(b"a") as items:
@@ -112,7 +113,7 @@ def test_leaving_the_block_closes_a_scan(open_one: Open) -> None:
 
 
 def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
-    """All or none: a value that is not bytes, and a serde that fails, leave no trace, at the call that brought them."""
+    """If one key or value of a call has a wrong type, the call fails and none of its changes is stored."""
     job = open_one()
     job.store.put(b"a", b"1")
     with pytest.raises(InvalidError, match=r"not bytes.*store=totals"):
@@ -131,7 +132,7 @@ def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
 
 
 def test_a_closed_store_refuses(open_one: Open) -> None:
-    """Every use after the close is a ClosedError, also where nothing would have been written yet."""
+    """Every use after the close raises ClosedError, even if nothing would have been written yet."""
     job = open_one()
     job.store.put(b"a", b"1")
     job.opened.close()
@@ -147,7 +148,7 @@ def test_a_closed_store_refuses(open_one: Open) -> None:
 
 
 def test_a_full_disk_loses_nothing_that_was_gathered(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 24: DiskFull comes with the batch; all that was gathered stays, and goes to both when there is space."""
+    """Fault 24: a full disk raises DiskFull. All gathered changes stay, and are written when there is space again."""
     job = open_one(write_batch_size=3)
     for key in (b"a", b"b", b"c"):
         job.store.put(key, b"1")
@@ -172,7 +173,7 @@ def test_a_full_disk_loses_nothing_that_was_gathered(open_one: Open, monkeypatch
 
 
 def test_a_deleted_range_reaches_the_changelog_key_by_key(open_one: Open, batches: list[list[Change]]) -> None:
-    """Invariant 4: a changelog gets a tombstone for every key of the range, in batches, gathered keys included."""
+    """Invariant 4: the changelog gets a tombstone for every key of the range, in batches, including gathered keys."""
     job = open_one()
     job.store.put_many({b"%05d" % i: b"x" for i in range(5_000)})
     job.publish(job.freeze())
@@ -189,7 +190,7 @@ def test_a_deleted_range_reaches_the_changelog_key_by_key(open_one: Open, batche
 
 
 def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Invariant 13: the tombstones of a range larger than the budget of changes are in files, and all of them."""
+    """Invariant 13: the tombstones of a large range go to files, so that memory stays near the budget."""
     budget = 200_000
     monkeypatch.setattr(open_store, "CHANGE_BUDGET", budget)
     highest = 0
@@ -207,7 +208,7 @@ def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytes
         job.store.put_many({b"%06d" % i: os.urandom(10) for i in range(start, start + 500)})
     job.publish(job.freeze())
     job.store.delete_range()
-    # one batch beyond the budget, until it is spilled
+    # one batch above the budget, until it is spilled
     assert highest < 2 * budget
     assert list((tmp_path / "0").rglob("changes-*.segment"))
     job.publish(job.freeze())
@@ -215,7 +216,7 @@ def test_a_deleted_range_needs_bounded_memory(open_one: Open, monkeypatch: pytes
 
 
 def test_a_deleted_range_without_a_changelog_is_one_tombstone(open_one: Open) -> None:
-    """Where only snapshots are backed up, no key of the range is read or written by itself."""
+    """If only snapshots are backed up, the store neither reads nor writes single keys of the range."""
     job = open_one(track=False)
     job.store.put_many({b"%05d" % i: b"x" for i in range(5_000)})
     job.publish(job.freeze())
@@ -229,7 +230,7 @@ def test_a_deleted_range_without_a_changelog_is_one_tombstone(open_one: Open) ->
 
 
 def test_a_range_that_fails_half_way_is_the_same_in_both(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invariant 4: an error between two batches leaves the store and the changelog with the same keys."""
+    """Invariant 4: after an error between two batches, the store and the changelog have the same keys."""
     job = open_one()
     job.store.put_many({b"%05d" % i: b"x" for i in range(2_500)})
     job.publish(job.freeze())
@@ -259,7 +260,7 @@ def test_a_range_that_fails_half_way_is_the_same_in_both(open_one: Open, monkeyp
 
 
 def test_a_store_of_integers_and_avro_values(open_one: Open) -> None:
-    """Serdes by configuration: keys in number order, values that evolve; a newer schema reads what is there."""
+    """With these serdes, keys are in numerical order, and a newer schema reads existing values."""
     fields = [{"name": "count", "type": "int"}]
     first = {"type": "record", "name": "Total", "fields": fields}
     second = {**first, "fields": [*fields, {"name": "note", "type": "string", "default": ""}]}

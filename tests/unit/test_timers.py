@@ -10,7 +10,7 @@ from tests.blob_faults import ManualClock
 
 
 def test_times_do_not_drift_and_missed_ones_are_one_call() -> None:
-    """A late call does not move the next one, and a long pause is made up for by one call."""
+    """A late call does not delay the next one, and after a long pause there is only one call."""
     clock, called = ManualClock(), []
     timers, began = Timers(clock, "Partition 0"), clock.now
     timers.add(10, lambda: called.append(clock.now - began))
@@ -21,7 +21,7 @@ def test_times_do_not_drift_and_missed_ones_are_one_call() -> None:
 
 
 def test_the_earliest_is_called_first_and_a_callback_may_cancel_another() -> None:
-    """Callbacks that are due together come in the order of their times."""
+    """Callbacks that are due together run in the order of their times."""
     clock, called = ManualClock(), []
     timers = Timers(clock, "Partition 0")
     late = timers.add(3, lambda: called.append("late"))
@@ -37,7 +37,7 @@ def test_the_earliest_is_called_first_and_a_callback_may_cancel_another() -> Non
 
 
 def test_a_callback_may_add_a_timer() -> None:
-    """The new one is first called a whole interval later."""
+    """The new timer first runs a full interval later."""
     clock, called = ManualClock(), []
     timers = Timers(clock, "Partition 0")
     first = timers.add(1, lambda: (first.cancel(), timers.add(1, lambda: called.append("second"))))
@@ -51,7 +51,7 @@ def test_a_callback_may_add_a_timer() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "10", True])
 def test_only_a_positive_number_of_seconds(seconds: float) -> None:
-    """A typed error that names the task."""
+    """Anything else raises an InvalidError that names the task."""
     with pytest.raises(InvalidError, match="positive number of seconds") as caught:
         Timers(ManualClock(), "Partition 3").add(seconds, lambda: None)
     assert caught.value.where == {"task": "Partition 3"}

@@ -32,7 +32,7 @@ write.buffer.size.bytes = 1048576
     ids=["a table", "dotted keys", "in two places"],
 )
 def test_a_key_is_added_to_a_store_wherever_its_table_is(tmp_path: Path, stores: str) -> None:
-    """The other keys and the comments stay."""
+    """An edit keeps the other keys and the comments."""
     file = tmp_path / "job.toml"
     file.write_text(_JOB + stores)
     before = JobConfig.from_file(file).to_mapping()

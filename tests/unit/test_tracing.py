@@ -23,7 +23,7 @@ ZERO = "Partition 0"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The exporter in memory, behind the provider that this process uses meanwhile."""
+    """The in-memory exporter of the provider that this process uses during the test."""
     trace = pytest.importorskip("opentelemetry.trace")
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import TracerProvider
@@ -46,7 +46,7 @@ def tracing(spans: Any) -> Iterator[Tracing]:
 
 
 def tree(spans: Any) -> dict[str, list[str]]:
-    """Name of each root → names of its children, in the order in which they began."""
+    """Return the name of each root span → the names of its children, in the order of their start."""
     found = sorted(spans.get_finished_spans(), key=lambda one: one.start_time)
     names = {one.context.span_id: one.name for one in found}
     children: dict[str, list[str]] = {one.name: [] for one in found if one.parent is None}
@@ -57,7 +57,7 @@ def tree(spans: Any) -> dict[str, list[str]]:
 
 
 def test_phases_are_children(spans: Any, tracing: Tracing) -> None:
-    """Each has a span up to the next one about the same store or task; moments become events."""
+    """A phase has a span until the next phase of the same store or task. Instant phases become events."""
     with flow("commit", ZERO, JOB) as commit:
         for phase, subject in (
             (Phase.FLUSH, f"{ZERO}/a"),
@@ -81,7 +81,7 @@ def test_phases_are_children(spans: Any, tracing: Tracing) -> None:
 
 
 def test_an_error_is_on_the_span(spans: Any, tracing: Tracing) -> None:
-    """The span has the error and its kind, ends with it, and the phases in progress end, too."""
+    """The span has the error and its kind. It ends, and so do the phases in progress."""
     commit = Flow("commit", ZERO, JOB)
     with suppress(ZeroDivisionError), commit.here():
         announce(Phase.UPLOAD, f"{ZERO}/a", JOB)
@@ -95,7 +95,7 @@ def test_an_error_is_on_the_span(spans: Any, tracing: Tracing) -> None:
 
 
 def test_flows_at_the_same_time_stay_apart(spans: Any, tracing: Tracing) -> None:
-    """A snapshot in the background is no part of the commit of its task; a pool's thread finds the commit by task."""
+    """A background snapshot is not part of its task's commit. Phases on other threads find the commit by its task."""
     commit = Flow("commit", ZERO, JOB)
     with flow("snapshot", f"{ZERO}/a", JOB):
         announce(Phase.UPLOAD, f"{ZERO}/a", JOB)
@@ -108,7 +108,7 @@ def test_flows_at_the_same_time_stay_apart(spans: Any, tracing: Tracing) -> None
 
 
 def test_a_publish_of_many_tasks_has_their_number(spans: Any, tracing: Tracing) -> None:
-    """A driver publishes all tasks at once; their names would be a long attribute."""
+    """A driver publishes all tasks at once, and their names would be a long attribute."""
     with flow("publish", "orders", JOB):
         announce(Phase.BEGIN, ", ".join(f"Partition {index}" for index in range(1000)), JOB)
     phase, root = spans.get_finished_spans()
@@ -117,7 +117,7 @@ def test_a_publish_of_many_tasks_has_their_number(spans: Any, tracing: Tracing) 
 
 
 def test_without_opentelemetry_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an optional extra."""
+    """OpenTelemetry is an optional extra, so tracing does nothing without it."""
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     assert trace_job(JOB) is None
     with flow("commit", ZERO, JOB):
@@ -125,7 +125,7 @@ def test_without_opentelemetry_there_is_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_spans_of_a_loop(spans: Any) -> None:
-    """The real loop: one restore and one commit for the task, with checkpoint and bytes."""
+    """The real loop has a span for each restore and commit of the task, with checkpoint and bytes."""
 
     def process(task: Task, message: Any) -> None:
         task.store("totals").put(message.key(), message.value())
@@ -157,7 +157,7 @@ def test_spans_of_a_loop(spans: Any) -> None:
 
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/monitoring.md: its provider sends the spans of a job to the collector that the environment names."""
+    """The provider in docs/monitoring.md sends a job's spans to the collector that the environment names."""
     trace = pytest.importorskip("opentelemetry.trace")
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     (program,) = blocks("docs/monitoring.md", "## Traces")
@@ -176,7 +176,7 @@ def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-        # the whole process would keep the provider
+        # the provider would otherwise stay for the complete process
         monkeypatch.setattr(
             trace, "set_tracer_provider", lambda made: monkeypatch.setattr(trace, "get_tracer", made.get_tracer)
         )

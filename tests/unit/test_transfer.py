@@ -1,4 +1,4 @@
-"""The transfer engine: parts, hashes, errors, limits."""
+"""The transfer engine: parts, hashes, errors and limits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from statemgr.transfer.transfer import Transfer
 from tests.blob_faults import FaultyBlobStore, read
 
 PART = 1_000
-#: Parts of a file that is given up early: a busy machine may stop the thread that failed for some time.
+#: Number of parts of a file whose transfer ends early. A busy machine may delay the thread that fails.
 _MANY = 5_000
 
 
 @pytest.fixture
 def blobs() -> FaultyBlobStore:
-    """A store that fails as told."""
+    """A blob store that fails when a test asks it to."""
     return FaultyBlobStore()
 
 
@@ -52,14 +52,14 @@ def transfer(blobs: FaultyBlobStore) -> Iterator[Transfer]:
 
 
 def source(tmp_path: Path, name: str, data: bytes) -> Upload:
-    """A local file to upload."""
+    """Return a local file to upload."""
     path = tmp_path / name
     path.write_bytes(data)
     return Upload(path, len(data), content_hash(data), f"j/1/Partition_0/s/a/{name}")
 
 
 def noise(size: int, seed: int = 1) -> bytes:
-    """Bytes that differ everywhere."""
+    """Return random bytes."""
     return random.Random(seed).randbytes(size)
 
 
@@ -68,7 +68,7 @@ def test_a_file_in_parts_comes_back(transfer: Transfer, tmp_path: Path, size: in
     """A27: a file in many parts comes back complete and in order."""
     data = noise(size)
     [file] = transfer.upload_files([source(tmp_path, "f.sst", data)])
-    # a small rest goes with the last part
+    # a small remainder goes with the last part
     full, rest = divmod(size, PART)
     sizes = [*[PART] * (full - 1), PART + rest] if full else [size] * bool(size)
     assert [part.size for part in file.parts] == sizes
@@ -78,7 +78,7 @@ def test_a_file_in_parts_comes_back(transfer: Transfer, tmp_path: Path, size: in
 
 
 def test_many_files_at_once(transfer: Transfer, tmp_path: Path) -> None:
-    """FAULTS 32: files are returned in their order, and more parts than threads and window all arrive."""
+    """FAULTS 32: files come back in order, even with more parts than threads and window."""
     uploads = [source(tmp_path, f"f{n}", noise(n * 333, n)) for n in range(60)]
     files = transfer.upload_files(uploads)
     assert [file.name for file in files] == [f"f{n}" for n in range(60)]
@@ -88,7 +88,7 @@ def test_many_files_at_once(transfer: Transfer, tmp_path: Path) -> None:
 
 
 def test_uploads_bear_the_ttl(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """Everything uploaded expires until it is published."""
+    """Every upload has a TTL, which is removed later."""
     transfer.upload_files([source(tmp_path, "f", noise(3 * PART))])
     transfer.put("j/x", b"x")
     assert all(info.expires_ms is not None for info in list_blobs(blobs, ""))
@@ -97,7 +97,7 @@ def test_uploads_bear_the_ttl(transfer: Transfer, blobs: FaultyBlobStore, tmp_pa
 
 
 def test_progress_is_told(transfer: Transfer, tmp_path: Path) -> None:
-    """Progress ends at the total, and never goes beyond it."""
+    """Progress ends at the total and never exceeds it."""
     told: list[tuple[str, int, int]] = []
 
     def progress(what: str, done: int, total: int) -> None:
@@ -111,7 +111,7 @@ def test_progress_is_told(transfer: Transfer, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_since_is_refused(transfer: Transfer, tmp_path: Path) -> None:
-    """Invariant 2: a local file that is not what was hashed at the commit never becomes part of a snapshot."""
+    """Invariant 2: a local file that differs from the hash taken at the commit never becomes part of a snapshot."""
     upload = source(tmp_path, "f", noise(2 * PART))
     changed = bytearray(upload.path.read_bytes())
     changed[PART + 5] ^= 1
@@ -129,7 +129,7 @@ def test_a_file_that_changed_since_is_refused(transfer: Transfer, tmp_path: Path
 
 
 def flip(data: bytes) -> bytes:
-    """One bit is other."""
+    """Flip one bit."""
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
@@ -137,7 +137,7 @@ def flip(data: bytes) -> bytes:
 def test_a_corrupt_part_is_found_and_named(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, alter: object
 ) -> None:
-    """FAULTS 11 and 12: other bytes, fewer or more: one more try, then CorruptBlob naming the blob."""
+    """FAULTS 11 and 12: a part with other, fewer or more bytes is fetched again, and then CorruptBlob names it."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(3 * PART))])
     bad = file.parts[1].blob_id
     blobs.altered[bad] = alter  # type: ignore[assignment]
@@ -147,7 +147,7 @@ def test_a_corrupt_part_is_found_and_named(
 
 
 def test_a_part_that_is_whole_at_the_second_try(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """FAULTS 12: a hash mismatch is fetched once more, and the file is right then."""
+    """FAULTS 12: after a hash mismatch the part is fetched a second time, and the file is correct."""
     data = noise(3 * PART)
     [file] = transfer.upload_files([source(tmp_path, "f", data)])
     bad = file.parts[1].blob_id
@@ -165,7 +165,7 @@ def test_a_part_that_is_whole_at_the_second_try(transfer: Transfer, blobs: Fault
 
 
 def test_parts_in_another_order_are_found(transfer: Transfer, tmp_path: Path) -> None:
-    """A28: parts that are right one by one but not together are not the file."""
+    """A28: parts that are correct but in the wrong order are not the file."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(2 * PART))])
     swapped = FileIndex(file.name, file.size, file.hash, parts=file.parts[::-1])
     with pytest.raises(CorruptBlob, match="together"):
@@ -173,7 +173,7 @@ def test_parts_in_another_order_are_found(transfer: Transfer, tmp_path: Path) ->
 
 
 def test_a_single_part_of_another_file_is_found(transfer: Transfer, tmp_path: Path) -> None:
-    """A28: a file whose only part is right, but not of this file."""
+    """A28: a correct single part of another file is refused."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(PART))])
     foreign = FileIndex(file.name, file.size, b"\0" * 16, parts=file.parts)
     with pytest.raises(CorruptBlob):
@@ -184,7 +184,7 @@ def test_a_single_part_of_another_file_is_found(transfer: Transfer, tmp_path: Pa
 def test_the_first_error_ends_an_upload(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path, error: Exception
 ) -> None:
-    """A30: a part's error surfaces as it is, the other parts are given up, and nothing runs on."""
+    """A30: a part's error is raised unchanged, the other parts are dropped, and nothing continues to run."""
     blobs.faults["put"] = [None] * 5 + [error]
     with pytest.raises(type(error)):
         transfer.upload_files([source(tmp_path, "f", noise(_MANY * PART))])
@@ -195,7 +195,7 @@ def test_the_first_error_ends_an_upload(
 
 
 def test_the_first_error_ends_a_fetch(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """FAULTS 13, A30: a missing part is MissingBlob with its name, and the others are given up."""
+    """FAULTS 13, A30: a missing part raises MissingBlob with its name, and the other parts are dropped."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(_MANY * PART))])
     blobs.delete(file.parts[3].blob_id)
     with pytest.raises(MissingBlob, match=r"f\.3\b"):
@@ -204,7 +204,7 @@ def test_the_first_error_ends_a_fetch(transfer: Transfer, blobs: FaultyBlobStore
 
 
 def test_the_engine_works_on_after_an_error(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """FAULTS 6: a failed transfer leaves the engine usable."""
+    """FAULTS 6: the engine can be used after a failed transfer."""
     blobs.faults["put"] = [UnavailableError("503")]
     with pytest.raises(UnavailableError):
         transfer.upload_files([source(tmp_path, "f", noise(50 * PART))])
@@ -216,7 +216,7 @@ def test_the_engine_works_on_after_an_error(transfer: Transfer, blobs: FaultyBlo
 
 
 def test_a_bounded_number_is_in_flight(tmp_path: Path) -> None:
-    """Invariant 13: no more PUTs at a time than the parallelism, over all callers."""
+    """Invariant 13: all callers together run no more PUTs at a time than the parallelism."""
 
     class Counting(FaultyBlobStore):
         running = most = 0
@@ -245,7 +245,7 @@ def test_a_bounded_number_is_in_flight(tmp_path: Path) -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Invariant 13: a large file passes through without being held in memory."""
+    """Invariant 13: the upload of a large file does not hold the file in memory."""
 
     class Discarding(FaultyBlobStore):
         def put(self, blob_id: str, body: object, *, ttl_days: int | None) -> None:
@@ -265,7 +265,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
 
 
 def test_existing_targets_are_not_written_to(transfer: Transfer, tmp_path: Path) -> None:
-    """FAULTS 28: a file or a planted link where a restored file should come is refused and stays as it is."""
+    """FAULTS 28: an existing file or planted link at the target is refused and stays unchanged."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(PART))])
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -279,7 +279,7 @@ def test_existing_targets_are_not_written_to(transfer: Transfer, tmp_path: Path)
 
 
 def test_a_link_or_a_pipe_as_source_is_refused(transfer: Transfer, tmp_path: Path) -> None:
-    """Only regular files of the directory itself are uploaded."""
+    """Only regular files are uploaded."""
     upload = source(tmp_path, "f", noise(PART))
     (tmp_path / "link").symlink_to(upload.path)
     os.mkfifo(tmp_path / "pipe")
@@ -289,7 +289,7 @@ def test_a_link_or_a_pipe_as_source_is_refused(transfer: Transfer, tmp_path: Pat
 
 
 def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path) -> None:
-    """FAULTS 24: no room for a fetched file is DiskFull (here: the process's limit of a file's size)."""
+    """FAULTS 24: no room for a fetched file raises DiskFull. A file size limit stands in for a full disk."""
     [file] = transfer.upload_files([source(tmp_path, "f", noise(50 * PART))])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -303,7 +303,7 @@ def test_a_full_disk_is_said_to_be(transfer: Transfer, tmp_path: Path) -> None:
 
 
 def test_single_blobs(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """Bytes and files as single blobs, verified when they are read; one that is too large is not read at all."""
+    """Bytes and files are stored as single blobs and verified when read. A blob that is too large is not read."""
     ref = transfer.put("j/1/index", b"index")
     assert ref == BlobRef("j/1/index", 5, content_hash(b"index"))
     assert transfer.get_bytes(ref, 5) == b"index"
@@ -323,7 +323,7 @@ def test_single_blobs(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path
 
 
 def test_failures_of_many_blobs_are_told_one_by_one(transfer: Transfer, blobs: FaultyBlobStore) -> None:
-    """A30, FAULTS 34: the calls that fail are returned with their reason, all others are done."""
+    """A30, FAULTS 34: failed calls are returned with their reason, and all other calls are done."""
     for n in range(20):
         transfer.put(f"j/{n}", b"x")
     blobs.faults["remove_ttl"] = [AccessDenied("403")]
@@ -338,20 +338,20 @@ def test_failures_of_many_blobs_are_told_one_by_one(transfer: Transfer, blobs: F
 def test_an_interrupt_of_the_caller_waits_for_what_runs(
     transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path
 ) -> None:
-    """An exception on the caller's own thread ends the batch before it leaves."""
+    """An exception on the caller's own thread ends the batch before the call returns."""
 
     def progress(what: str, done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
 
-    blobs.faults["put"] = [lambda _: threading.Event().wait(0.01)] * 500  # for longer than until the first report
+    blobs.faults["put"] = [lambda _: threading.Event().wait(0.01)] * 500  # long enough for the first report
     with pytest.raises(KeyboardInterrupt):
         transfer.upload_files([source(tmp_path, "f", noise(500 * PART))], progress)
     assert 0 < blobs.count("put") < 500
 
 
 def test_what_was_uploaded_is_what_the_store_has(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """The blobs are the file's plain bytes: a file can be put together again by hand."""
+    """The blobs are the plain bytes of the file, so it can be put together by hand."""
     data = noise(3 * PART + 5)
     [file] = transfer.upload_files([source(tmp_path, "f", data)])
     assert b"".join(read(blobs, part.blob_id) for part in file.parts) == data
@@ -359,7 +359,7 @@ def test_what_was_uploaded_is_what_the_store_has(transfer: Transfer, blobs: Faul
 
 @pytest.fixture
 def hedging(blobs: FaultyBlobStore) -> Iterator[Transfer]:
-    """An engine that hedges at once: it has learnt from a clock that stands still that requests take no time."""
+    """An engine that hedges at once, because it has learned that requests take no time."""
     engine = Transfer(blobs, SystemClock(), Threads(), parallelism=4, part_size=PART, ttl_days=30, hedged=True)
     for hedger in (engine.hedged_gets, engine.hedged_puts):
         assert hedger is not None
@@ -370,7 +370,7 @@ def hedging(blobs: FaultyBlobStore) -> Iterator[Transfer]:
 
 
 def test_a_get_that_does_not_answer_is_overtaken(hedging: Transfer, blobs: FaultyBlobStore, tmp_path: Path) -> None:
-    """A GET that is slower than most is opened once more; only the first to answer is read, the other is closed."""
+    """A GET that is slower than most is sent a second time, and the answer that comes first is used."""
     data = noise(3 * PART)
     [file] = hedging.upload_files([source(tmp_path, "f", data)])
     release = threading.Event()
@@ -383,7 +383,7 @@ def test_a_get_that_does_not_answer_is_overtaken(hedging: Transfer, blobs: Fault
 
 
 def test_a_slow_put_is_overtaken_under_another_name(hedging: Transfer, blobs: FaultyBlobStore) -> None:
-    """Nothing is ever overwritten: each attempt has its name, and what came too late is deleted."""
+    """Each attempt has its own name, so nothing is overwritten. The blob of a late attempt is deleted."""
     release = threading.Event()
     blobs.faults["put"] = [lambda _: release.wait(20)]
     name = hedging.put_hedged("j/index", b"index")

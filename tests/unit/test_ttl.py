@@ -1,4 +1,4 @@
-"""Stores with a time to live in a consumer loop: what expires is hidden, deleted everywhere, and never comes back."""
+"""Stores with a TTL in a consumer loop: expired entries are hidden, deleted everywhere, and never come back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BACKENDS = ("kafka-changelog", "blob-store")
 
 
 def remember(task: Task, message: Message) -> None:
-    """The value of a message is its key's newest value, in both stores."""
+    """Store a message's value under its key in both stores."""
     key, value = (message.key() or b"").decode(), (message.value() or b"").decode()
     task.store("seen").put(key, value)
     task.store("plain").put(key, value)
@@ -49,12 +49,12 @@ def tester() -> Iterator[JobTester]:
 
 
 def seen(tester: JobTester) -> dict[str, str]:
-    """What the store with a TTL has."""
+    """Return the content of the store with a TTL."""
     return dict(tester.store("seen").range())
 
 
 def test_an_entry_lives_as_long_as_its_ttl(tester: JobTester) -> None:
-    """It expires a TTL after its last write, for every kind of read; reading it does not prolong its life."""
+    """An entry expires a TTL after its last write, for every kind of read. A read does not extend its life."""
     tester.send("orders", "a", "1")
     tester.advance(seconds=40)
     tester.send("orders", "b", "2")
@@ -73,7 +73,7 @@ def test_an_entry_lives_as_long_as_its_ttl(tester: JobTester) -> None:
 
 
 def test_a_write_and_a_delete_after_the_expiry(tester: JobTester) -> None:
-    """A key that has expired can be written again, and lives for another TTL."""
+    """An expired key can be written again, and lives for another TTL."""
     tester.send("orders", "a", "1")
     tester.advance(seconds=59)
     tester.send("orders", "a", "2")
@@ -88,7 +88,7 @@ def test_a_write_and_a_delete_after_the_expiry(tester: JobTester) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_restore_brings_nothing_back(tester: JobTester, backend: str) -> None:
-    """Deletes of expired entries reach both backends, and what still lives keeps its expiry."""
+    """Deletes of expired entries reach both backends, and other entries keep their expiry time."""
     tester.send("orders", "old", "1")
     tester.advance(seconds=30)
     tester.send("orders", "new", "2")
@@ -105,14 +105,14 @@ def test_a_restore_brings_nothing_back(tester: JobTester, backend: str) -> None:
 
 
 def stored(tester: JobTester) -> int:
-    """Entries that are stored, whether they have expired or not."""
+    """Return the number of stored entries, including expired ones."""
     opened = tester._task(None)._stores["seen"]
     with closing(opened.content.scan(None, None)) as items:
         return sum(1 for _ in items)
 
 
 def test_expired_entries_are_deleted_while_the_input_is_idle(tester: JobTester) -> None:
-    """The task deletes them by itself and commits that, so the state does not stay large."""
+    """The task deletes expired entries by itself and commits this, so that the state does not stay large."""
     for number in range(20):
         tester.send("orders", str(number), "x")
     tester.commit()
@@ -127,7 +127,7 @@ def test_expired_entries_are_deleted_while_the_input_is_idle(tester: JobTester) 
 
 
 def test_a_walk_looks_at_some_keys_at_a_time(tester: JobTester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large store is walked in steps; each goes on where the last one stopped."""
+    """A large store is searched in steps, and each step continues where the last one stopped."""
     monkeypatch.setattr(expiry, "STEP_KEYS", 7)
     for number in range(30):
         tester.send("orders", f"{number:02}", "x")
@@ -143,7 +143,7 @@ def test_a_walk_looks_at_some_keys_at_a_time(tester: JobTester, monkeypatch: pyt
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_writes_agree_with_a_model(tester: JobTester, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes, pauses, commits and crashes: reads always show exactly what was written within the TTL."""
+    """After any writes, pauses, commits and crashes, reads show exactly what was written within the TTL."""
     monkeypatch.setattr(expiry, "STEP_KEYS", 3)
     draw, model = random.Random(seed), dict[str, tuple[str, float]]()
     for step in range(40):
@@ -165,7 +165,7 @@ def test_random_writes_agree_with_a_model(tester: JobTester, seed: int, monkeypa
 
 @pytest.mark.parametrize(("label", "now"), [("json with TTL", False), ("json", True)])
 def test_a_store_neither_gets_nor_loses_a_ttl(label: str, now: bool) -> None:
-    """Values without an expiry would be read as if they had one, so an opening is refused; other stores are not."""
+    """A store cannot gain or lose a TTL, because its values would be misread. Other stores are not affected."""
     checkpoint = replace(CHECKPOINT, serdes={"seen": ("string", label), "plain": ("string", "json")})
     check_ttl(checkpoint, {"seen": not now, "plain": False, "new": True}, job="orders", task="Partition 0")
     with pytest.raises(ConfigError, match=r"stores\.seen\.ttl\.ms"):
@@ -173,7 +173,7 @@ def test_a_store_neither_gets_nor_loses_a_ttl(label: str, now: bool) -> None:
 
 
 def test_a_value_without_an_expiry_is_corrupt(tmp_path: Path) -> None:
-    """What another writer left is an error that names the store, and is neither shown nor deleted."""
+    """A value without an expiry time raises an error that names the store, and stays in the store."""
     job = CommittedStore(tmp_path, track=True, settings={"ttl.ms": MINUTE_MS})
     try:
         job.opened.content.put(b"k", b"short")

@@ -1,4 +1,4 @@
-"""What a type checker says about a program of a user: nothing about a right one, and each mistake by its line."""
+"""What a type checker reports for a user's program: nothing for correct lines, and an error for each mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: Each line with a mistake ends with mypy's code for it; all other lines are right.
+#: Each line with a mistake ends with mypy's code for it. All other lines are correct.
 PROGRAM = """
 from collections.abc import Sequence
 
@@ -87,7 +87,7 @@ with StateManager(config) as manager:
 
 
 def test_mypy_catches_each_mistake_of_a_user_and_nothing_else(tmp_path: Path) -> None:
-    """Strict mypy, as a user runs it on a program of their own."""
+    """The test runs mypy in strict mode, as a user does on a program of their own."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     lines = enumerate(PROGRAM.splitlines(), 1)

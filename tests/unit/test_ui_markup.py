@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from statemgr_tools.ui.markup import page, table, tag
 
-#: What HTML can hold: a parser turns these three into others, or drops them.
+#: Text that HTML can hold. A parser changes or drops the excluded characters.
 TEXTS = st.text(st.characters(exclude_characters="\r\x00", exclude_categories=["Cs"]))
 
 
 class Parsed(HTMLParser):
-    """The elements of a document, their attributes, and all text."""
+    """The elements of a document, their attributes and all its text."""
 
     def __init__(self, document: str) -> None:
         super().__init__()
@@ -24,24 +24,24 @@ class Parsed(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
+        """Add an element."""
         self.elements.append((tag, attrs))
 
     def handle_data(self, data: str) -> None:
-        """Add a text."""
+        """Add text."""
         self.text += data
 
 
 @given(TEXTS, TEXTS)
 def test_any_text_stays_text(text: str, value: str) -> None:
-    """Whatever a key or a parameter has in it, there is one element with one attribute."""
+    """Whatever a key or a parameter contains, the result is one element with one attribute."""
     found = Parsed(tag("a", text, href=value))
     assert found.elements == [("a", [("href", value)])]
     assert found.text == text
 
 
 def test_a_table_of_hostile_cells() -> None:
-    """Cells, headers and the caption are escaped; elements that were made here are not."""
+    """Cells, headers and the caption are escaped, but not elements made by `tag`."""
     evil = "</td><script>alert(1)</script>"
     found = Parsed(table(evil, [evil], [[evil], [tag("b", evil)]], ""))
     names = [name for name, _ in found.elements]
@@ -51,5 +51,5 @@ def test_a_table_of_hostile_cells() -> None:
 
 
 def test_half_a_character_does_not_break_a_page() -> None:
-    """A key of JSON may have half of a surrogate pair, which has no bytes."""
+    """A JSON key may have half of a surrogate pair, which has no encoding."""
     assert b"&#55296;" in page("\ud800", None, "")

@@ -1,4 +1,4 @@
-"""What the web page learns from the metrics and the health page of a process."""
+"""What the web page learns from a process's metrics and health page."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SAMPLE = 'statemgr_failures_total{{job="{job}",kind="{kind}"}} {count}\n'
 
 
 class Server(HTTPServer):
-    """A process: `answers` maps a path to a status and a text."""
+    """A process whose `answers` map a path to a status and a text."""
 
     answers: dict[str, tuple[int, str]]
 
     @property
     def address(self) -> str:
-        """Of its metrics."""
+        """The address of its metrics."""
         return f"http://127.0.0.1:{self.server_port}/metrics"
 
 
@@ -32,19 +32,19 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        """One of the answers, or 404."""
+        """Send one of the answers, or 404."""
         status, text = self.server.answers.get(self.path, (404, ""))
         self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A process that is well."""
+    """A healthy process."""
     with Server(("127.0.0.1", 0), Handler) as server:
         server.answers = {
             "/metrics": (200, SAMPLE.format(job="orders", kind="DiskFull", count=3)),
@@ -58,7 +58,7 @@ def server() -> Iterator[Server]:
 
 
 def test_only_failures_that_are_counted_while_somebody_looks_are_listed(server: Server) -> None:
-    """What happened before is in the metrics below; what is new is named with the process, for ten minutes."""
+    """Failures from before the first look are left out. A new failure is listed with its process for some minutes."""
     clock = ManualClock()
     processes = Processes([server.address], "orders", clock)
     assert list(processes.problems()) == []
@@ -74,7 +74,7 @@ def test_only_failures_that_are_counted_while_somebody_looks_are_listed(server: 
 
 
 def test_failures_of_other_jobs_and_of_servers_are_left_out(server: Server) -> None:
-    """Another job may share the process, and whether a server is gone is asked for directly."""
+    """Another job may share the process, and statemgr checks servers directly."""
     clock = ManualClock()
     processes = Processes([server.address], "orders", clock)
     for count in (1, 2):
@@ -86,7 +86,7 @@ def test_failures_of_other_jobs_and_of_servers_are_left_out(server: Server) -> N
 
 
 def test_a_process_that_is_not_healthy_is_named_with_what_it_says(server: Server) -> None:
-    """503 means that something hangs. A process without a health page is not judged."""
+    """A health page with status 503 is a problem. A process without a health page is not."""
     clock = ManualClock()
     processes = Processes([server.address], "orders", clock)
     server.answers["/healthz"] = (503, "the loop has not polled for 61 s")
@@ -99,7 +99,7 @@ def test_a_process_that_is_not_healthy_is_named_with_what_it_says(server: Server
 
 
 def test_a_process_that_does_not_answer_is_named() -> None:
-    """By its address, with the reason; nothing is asked without addresses."""
+    """The problem has the process's address and the reason. Without addresses nothing is requested."""
     (found,) = Processes(["http://127.0.0.1:1/metrics"], "orders", ManualClock()).problems()
     assert found.fault is Fault.MEMBER_STUCK
     assert "http://127.0.0.1:1/metrics" in found.part

@@ -1,4 +1,4 @@
-"""The verifying decorator: uploads to a store that does not check them are read back."""
+"""The verifying decorator: it reads uploads back if the store does not check them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.blob_faults import FaultyBlobStore, read
 
 
 class Unchecking(FaultyBlobStore):
-    """A store that takes whatever arrives, and spoils the first ``spoilt`` PUTs."""
+    """A store that accepts all bytes and corrupts the first ``spoilt`` PUTs."""
 
     checks_uploads = False
 
@@ -23,7 +23,7 @@ class Unchecking(FaultyBlobStore):
         self.spoilt = spoilt
 
     def put(self, blob_id: str, body: object, *, ttl_days: int | None) -> None:
-        """Write, perhaps other bytes of the same length."""
+        """Write the body, or other bytes of the same length."""
         if self.spoilt:
             self.spoilt -= 1
             body = b"\0" * 4
@@ -31,7 +31,7 @@ class Unchecking(FaultyBlobStore):
 
 
 def test_a_store_that_checks_is_not_read_back() -> None:
-    """Invariant 2: a checksum that the store checked is enough."""
+    """Invariant 2: if the store checks a checksum, nothing is read back."""
     inner = FaultyBlobStore()
     VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
     assert inner.count("get") == 0
@@ -45,7 +45,7 @@ def test_a_store_that_does_not_check_is_read_back() -> None:
 
 
 def test_wrong_bytes_are_written_again(tmp_path: Path) -> None:
-    """FAULTS 12: one wrong PUT is replaced by a second one, also of a file's slice, with its TTL."""
+    """FAULTS 12: a second PUT replaces a corrupted one, here for a file's slice, and the blob has its TTL."""
     (tmp_path / "file").write_bytes(b"--data--")
     inner = Unchecking(spoilt=1)
     VerifyingBlobStore(inner).put("a", FileSlice(tmp_path / "file", 2, 4), ttl_days=30)
@@ -54,7 +54,7 @@ def test_wrong_bytes_are_written_again(tmp_path: Path) -> None:
 
 
 def test_wrong_bytes_twice_are_an_error() -> None:
-    """FAULTS 12: a store that spoils the bytes twice gives CorruptBlob with the name, and nothing wrong stays."""
+    """FAULTS 12: if the store corrupts the bytes twice, CorruptBlob names the blob, and it is deleted."""
     inner = Unchecking(spoilt=2)
     with pytest.raises(CorruptBlob, match="blob=a"):
         VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
@@ -64,7 +64,7 @@ def test_wrong_bytes_twice_are_an_error() -> None:
 
 @pytest.mark.parametrize("kept", [b"dat", b"dataX", b"DATA", b""])
 def test_an_existing_blob_of_other_bytes_is_refused(kept: bytes) -> None:
-    """Invariant 6: a name that is taken by other bytes is refused, and they stay."""
+    """Invariant 6: if a blob of that name has other bytes, the PUT is refused and the blob stays."""
     inner = FaultyBlobStore()
     inner.put("a", kept, ttl_days=None)
     with pytest.raises(BlobExists):
@@ -73,5 +73,5 @@ def test_an_existing_blob_of_other_bytes_is_refused(kept: bytes) -> None:
 
 
 def test_it_always_says_that_uploads_are_checked() -> None:
-    """Whoever stands above need not read back again."""
+    """A decorator around this one need not read back again."""
     assert VerifyingBlobStore(Unchecking()).checks_uploads

@@ -1,4 +1,4 @@
-"""worker: one piece of work at a time, errors that are reported once, work that is repeated, and a close that waits."""
+"""worker: it does one piece of work at a time, reports errors once, repeats work, and waits for it on close."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.blob_faults import ManualClock
 
 
 class Hurried(ManualClock):
-    """A clock whose waits are noted and over at once."""
+    """A clock that records waits and ends them at once."""
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
-        """Note it."""
+        """Record the wait."""
         self.sleeps.append(seconds)
         return False
 
 
 @pytest.fixture
 def clock() -> Hurried:
-    """Time that nobody waits for."""
+    """A clock on which waits take no time."""
     return Hurried()
 
 
@@ -49,7 +49,7 @@ def fail() -> None:
 
 
 def test_one_piece_of_work_at_a_time(worker: Worker[Any]) -> None:
-    """While something runs nothing else is started, and a result is taken once."""
+    """While work is running no other work starts, and a result can be taken once."""
     go_on = threading.Event()
     assert worker.start(lambda: go_on.wait(30)) is not None
     assert worker.busy
@@ -63,7 +63,7 @@ def test_one_piece_of_work_at_a_time(worker: Worker[Any]) -> None:
 
 
 def test_an_error_is_reported_once(worker: Worker[Any], caplog: pytest.LogCaptureFixture) -> None:
-    """To who takes the result; or to the log, when nobody waits, or has waited at the close."""
+    """The error goes to the caller that takes the result, or to the log if nobody takes it."""
     worker.start(fail)
     with pytest.raises(UnavailableError):
         worker.take()
@@ -82,7 +82,7 @@ def test_an_error_is_reported_once(worker: Worker[Any], caplog: pytest.LogCaptur
 
 
 def test_work_is_repeated_until_nothing_is_left_to_do(worker: Worker[Any], clock: Hurried) -> None:
-    """What has to wait is called again soon, what fails after a pause that doubles; a good call starts afresh."""
+    """Unfinished work runs again soon. Failed work runs after a pause that doubles until a call succeeds."""
     answers: Iterator[Callable[[], bool]] = iter(
         [lambda: False, lambda: fail() is None, lambda: fail() is None, lambda: False, lambda: fail() is None,
          lambda: True]
@@ -96,7 +96,7 @@ def test_work_is_repeated_until_nothing_is_left_to_do(worker: Worker[Any], clock
 def test_work_that_keeps_failing_is_given_up(
     worker: Worker[Any], clock: Hurried, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pauses have a limit, and so have tries; the next time that it is woken is another chance."""
+    """Pauses and tries have a limit. The next wake is a new chance."""
     worker.wake("looking", lambda: fail() is None)
     worker.wait(30)
     assert len(clock.sleeps) == TRIES - 1
@@ -109,7 +109,7 @@ def test_work_that_keeps_failing_is_given_up(
 
 
 def test_who_is_fenced_is_done(worker: Worker[Any], clock: Hurried, caplog: pytest.LogCaptureFixture) -> None:
-    """A fenced owner has nothing left to look after."""
+    """A fenced owner has nothing left to do."""
 
     def fenced() -> bool:
         raise FencedError("another owner")
@@ -121,7 +121,7 @@ def test_who_is_fenced_is_done(worker: Worker[Any], clock: Hurried, caplog: pyte
 
 
 def test_a_wake_in_between_is_not_lost(worker: Worker[Any]) -> None:
-    """What happens while it looks is looked at afterwards."""
+    """A wake during a call causes another call afterwards."""
     looking, go_on, looks = threading.Event(), threading.Event(), []
 
     def look() -> bool:
@@ -138,7 +138,7 @@ def test_a_wake_in_between_is_not_lost(worker: Worker[Any]) -> None:
 
 
 def test_the_end_is_waited_for(worker: Worker[Any]) -> None:
-    """Work that asks whether to go on ends early, and nothing runs after the close."""
+    """Work that checks whether to go on ends early, and nothing runs after the close."""
     ended = []
 
     def work() -> None:
@@ -159,22 +159,22 @@ class Inline(Executor):
     """Runs work where it is submitted."""
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """At once."""
+        """Run it at once."""
         future: Future[Any] = Future()
         future.set_result(work(*args, **kwargs))
         return future
 
 
 class InlineExecutors(Threads):
-    """No threads."""
+    """Executors without threads."""
 
     def worker(self, name: str, *, background: bool) -> Executor:
-        """See the port."""
+        """Return an inline executor."""
         return Inline()
 
 
 def test_the_threads_are_injected(tmp_path: Path) -> None:
-    """A simulation runs everything on one thread."""
+    """A simulation can run everything on one thread."""
     config = JobConfig.from_mapping({"job.name": "j", "state.dir": str(tmp_path)})
     services = open_services(config, executors=InlineExecutors())
     worker: Worker[str] = Worker(services, "test", "task Partition 0")

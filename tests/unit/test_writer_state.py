@@ -1,4 +1,4 @@
-"""writer_state: what a commit takes up, repeats or leaves, by the sequence numbers of FLIP-158."""
+"""writer_state: what a commit continues, repeats or drops, according to the sequence numbers of FLIP-158."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ INDEX, NEWER = BlobRef("j/1/a/index", 1, bytes(16)), BlobRef("j/1/b/index", 1, b
 
 
 def chain(start: int, *ranges: tuple[int, int], index: BlobRef = INDEX) -> SegmentChain:
-    """A published chain."""
+    """Return a published chain."""
     segments = tuple(segment(first, end) for first, end in ranges)
     return SegmentChain("j", "1", "Partition 0", "s", "id", "a", "l", 0, ChainSnapshot(index, "snap", start), segments)
 
 
 def segment(first: int, end: int) -> ChainSegment:
-    """A segment in a blob of its own."""
+    """Return a segment in a blob of its own."""
     return ChainSegment(first, end, BlobRef(f"j/1/{first}", 1, bytes(16)))
 
 
 def frozen(buffer: ChangeBuffer, *keys: bytes) -> FrozenChanges:
-    """Some changes more, and all that are not acknowledged."""
+    """Add changes, and return all that are not acknowledged."""
     buffer.extend((key, b"") for key in keys)
     return buffer.freeze()
 
 
 def ranges(segments: Sequence[ChainSegment]) -> list[tuple[int, int]]:
-    """Their sequence numbers."""
+    """Return the sequence numbers of segments."""
     return [(found.first, found.end) for found in segments]
 
 
 def test_numbers_go_on_where_the_published_chain_ends(tmp_path: Path) -> None:
-    """A store that was opened at change 100 writes change 100 next, whatever it counts itself."""
+    """After a chain that ends at change 100, the next change has the number 100, whatever the buffer counts."""
     writer, changes = WriterState(), frozen(ChangeBuffer(tmp_path, 1000), b"a", b"b")
     writer.continue_from(chain(90, (90, 100)), changes, NOW)
     pending, first = writer.unpersisted(changes)
@@ -46,7 +46,7 @@ def test_numbers_go_on_where_the_published_chain_ends(tmp_path: Path) -> None:
 
 
 def test_a_stored_segment_is_not_written_again(tmp_path: Path) -> None:
-    """C2: after a failed commit only what came later is written; once published, nothing is left over."""
+    """C2: after a failed commit only later changes are written. Once published, no stored segment is left over."""
     writer, buffer = WriterState(), ChangeBuffer(tmp_path, 1000)
     base = chain(0)
     writer.continue_from(base, frozen(buffer, b"a"), NOW)
@@ -62,7 +62,7 @@ def test_a_stored_segment_is_not_written_again(tmp_path: Path) -> None:
 
 
 def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
-    """FAULT 38: a segment or a snapshot that a collection might have taken is not published."""
+    """FAULT 38: a segment or snapshot that garbage collection may have deleted is not published."""
     writer, buffer, base = WriterState(), ChangeBuffer(tmp_path, 1000), chain(0)
     writer.continue_from(base, frozen(buffer, b"a"), NOW)
     writer.persisted(segment(0, 1), NOW)
@@ -74,7 +74,7 @@ def test_what_waited_too_long_is_written_again(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_taken_up_by_a_later_commit_alone(tmp_path: Path) -> None:
-    """C1: not by the commit that was frozen before it, and never by one on another base."""
+    """C1: a commit frozen before the snapshot cannot use it, nor can a commit on another base."""
     writer, buffer = WriterState(), ChangeBuffer(tmp_path, 1000)
     base, before = chain(40, (40, 50)), frozen(buffer, b"a")
     writer.continue_from(base, before, NOW)
