@@ -39,7 +39,7 @@ def test_more_changes_than_new_files_are_stored_as_a_snapshot(
     monkeypatch.setattr("statemgr.flows.open_store.MUCH", 1024 * 1024)
     task = SegmentTask(services, 0)
     first = chain_of(services, task, task.commit(dict.fromkeys(KEYS, b"")))
-    # the changes take at most as many bytes as the new file, or a little more: a segment
+    # the snapshot's new file would have as many bytes as the changes, or more: a segment
     few = chain_of(services, task, task.commit(dict.fromkeys(KEYS[:10], b"few")))
     many = chain_of(services, task, task.commit({key[::-1]: b"" for key in KEYS}))
     assert [len(chain.segments) for chain in (first, few, many)] == [0, 1, 2]

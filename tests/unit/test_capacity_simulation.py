@@ -41,7 +41,7 @@ def test_a_queue_of_all_tasks_is_as_long_as_all_their_work() -> None:
 
 
 def test_a_stage_that_is_too_slow_falls_behind() -> None:
-    """Above 100% busy, waiting grows from interval to interval."""
+    """Above 100% load, the waits grow from interval to interval."""
     found = simulate(Resources(SMALL), replace(FAST, topic_per_s=0.5), together=False)
     assert found.limit.busy == pytest.approx(2)
     assert found.longest_s > SMALL.commit_s
@@ -54,7 +54,7 @@ def test_the_same_job_has_the_same_outcome() -> None:
 
 @pytest.mark.parametrize("more", [(), ("--backup", "kafka-changelog"), ("--snapshot", "1 commit"), ("--changes", "0")])
 def test_every_kind_of_job_can_be_simulated(more: tuple[str, ...]) -> None:
-    """Also jobs without blobs, without segments and without changes have finite results."""
+    """Even jobs without blobs, segments or changes have finite results."""
     asked = ("--state", "1GB", "--changes", "1k", "--tasks", "20", "--simulate")
     result = CliRunner().invoke(cli, ["plan-capacity", *asked, *more, "--json"], catch_exceptions=False)
     assert result.exit_code == 0

@@ -372,7 +372,7 @@ def test_deletes_that_fail_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) 
     assert job.collect().deleted.blobs == 1
 
 
-# --- a job that runs meanwhile ------------------------------------------------------------------------------
+# --- a job that runs in the meantime ------------------------------------------------------------------------
 
 
 def test_an_index_that_was_evicted_meanwhile_is_no_loss(job: Job) -> None:

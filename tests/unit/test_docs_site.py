@@ -53,7 +53,7 @@ def test_every_picture_has_a_title_and_is_readable_on_a_dark_page() -> None:
 
 
 def test_the_reference_has_every_command_and_every_kind_of_error(reference: ModuleType) -> None:
-    """The generated pages have every command, and also public names, metrics and messages."""
+    """The generated pages have every command, the public names, the metrics and the messages."""
     assert re.findall(r"^## statemgr (\S+)$", reference.cli_page(), re.MULTILINE) == sorted(_BUILT_IN)
     assert "`statemgr_commits_total` | counter | job, outcome |" in reference.metrics_page()
     assert "::: statemgr.JobConfig\n" in reference.api_page("statemgr")

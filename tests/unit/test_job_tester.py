@@ -119,7 +119,7 @@ def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
     for info in list_blobs(blobs, "orders/"):
         blobs.delete(info.blob_id)
     blobs.close()
-    # a small index is in the checkpoint itself, but the files that it names are gone
+    # a small index is in the checkpoint itself, but the files that it names are deleted
     with pytest.raises(StatemgrError) as missing:
         tester.restore("blob-store")
     assert missing.value.exit_status == 4

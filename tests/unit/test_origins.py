@@ -168,7 +168,7 @@ def test_checkpoints_of_samza() -> None:
 
 
 def test_the_newer_version_of_checkpoints_of_samza_counts() -> None:
-    """Version 2 of the same commit counts. A later version 1, from software without version 2, counts too."""
+    """Version 2 of the same commit counts. If version 1 is later, it counts instead."""
     content = version_2(7)
     assert isinstance(content, dict)
     content["input-offsets"] = {"kafka.rows.0": "7"}

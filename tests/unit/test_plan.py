@@ -176,7 +176,7 @@ def test_what_followed_an_older_checkpoint() -> None:
 
 
 def test_what_followed_a_kept_checkpoint() -> None:
-    """FAULT 53: retention has dropped checkpoints in between, so the time of the last equal marker counts."""
+    """FAULT 53: retention drops checkpoints in between, so the time of the last one with the same marker counts."""
     wanted = _older(10, "a", sequence=1, published_ms=11)
     same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=16)
     late = _older(30, "c", sequence=4, published_ms=33)

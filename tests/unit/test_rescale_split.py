@@ -104,7 +104,7 @@ def test_a_wrong_key_stops_a_split(services: Services, tmp_path: Path) -> None:
 
 
 def test_the_partitioner_is_found(services: Services, tmp_path: Path) -> None:
-    """The first keys show the partitioner. Every partitioner fits an empty store, and also a job's only task."""
+    """The first keys show the partitioner. Every partitioner fits an empty store and a job's only task."""
     names = ["murmur2", "crc32"]
     old = make(services, "totals", tmp_path / "old", state(1000, 1, 4))
     assert fitting(services, "totals", old, "kafka-partition", names, 1, 4) == ["murmur2"]

@@ -32,7 +32,7 @@ def config(directory: Path, tasks: int) -> JobConfig:
 
 
 def checkpoint(task: int, partitions: int = 3) -> Checkpoint:
-    """Return a checkpoint that differs for every task, also in its length."""
+    """Return a checkpoint that is different, and longer, for every task."""
     return Checkpoint(
         checkpoint_id=CheckpointId.parse("1700000000000-000001"),
         sequence=7,
