@@ -115,8 +115,7 @@ def test_normal_values_pass() -> None:
 
 
 def test_an_array_is_as_long_as_its_bytes_in_messagepack() -> None:
-    """FAULT 59: nested MessagePack arrays that claim far more items than their bytes can hold allocate no room for
-    them."""
+    """FAULT 59: nested MessagePack arrays that claim more items than their bytes can hold take little memory."""
     deep = b"\xdd\x00\x0f\x00\x00" * 500 + b"\0" * 1_000_000
     for data in (deep, b"\xdd\x00\x00\x10\x00" * 800, b"\xdc\xff\xff" * 900):
 
@@ -167,8 +166,7 @@ def decoded_in_a_child(decoder: str, data: bytes) -> str:
 
 
 def test_an_index_that_grows_is_refused_before_it_is_decoded() -> None:
-    """FAULT 59, FAULT 27: nine megabytes of three-byte directories would take 800 MB; a process with 96 MiB refuses
-    them."""
+    """FAULT 59, FAULT 27: an index of nine megabytes that would take 800 MB is refused with 96 MiB left."""
     entry = zigzag(0) + zigzag(0) + zigzag(0)
     body = texts(6) + zigzag(1) + b"\0" + zigzag(3_000_000) + entry * 3_000_000 + b"\0"
     assert "far more memory" in decoded_in_a_child("decode_index", record("snapshot_index.v1", body))

@@ -283,8 +283,7 @@ def test_a_small_file_that_changed_since_is_refused(snapshots: Snapshots, tmp_pa
 def test_an_unreadable_base_means_a_full_upload(
     snapshots: Snapshots, blobs: FaultyBlobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """FAULTS 12 and 13: if the acknowledged index is missing or corrupt, the backend logs it and uploads everything
-    again."""
+    """FAULTS 12 and 13: without a readable acknowledged index, the backend logs it and uploads everything again."""
     for spoil in (blobs.delete, lambda name: blobs.altered.update({name: lambda data: data[:-1]})):
         base = snapshots.commit(TREE)
         of_base = snapshots.referenced(base)

@@ -33,8 +33,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to name a descriptor")
 def test_what_another_has_done_is_synced_too(tmp_path: Path, synced: list[Path]) -> None:
-    """Invariant 1: a writer may die between its change and its sync, so a caller that relies on the change syncs it
-    too."""
+    """Invariant 1: a writer may die between a change and its sync, so a caller that relies on it syncs again."""
     store = FileBlobStore(tmp_path, SystemClock())
     store.put("a/b/blob", b"x", ttl_days=1)
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)

@@ -26,8 +26,7 @@ def positions(tmp_path: Path) -> ChainPositions:
 
 
 def test_a_noted_state_fits_the_chains_that_go_through_it(positions: ChainPositions) -> None:
-    """A state fits its own chain and longer ones, wherever their segments are stored. A later note keeps earlier
-    states."""
+    """A state fits its own chain and longer ones, wherever their segments are stored, and later notes keep it."""
     positions.note(OLDER)
     positions.note(CHAIN)
     assert set(positions.fitting(CHAIN)) == {"older", "id"}

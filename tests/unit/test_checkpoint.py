@@ -77,8 +77,7 @@ def test_newer_version_one_is_current_with_changelog_markers_alone() -> None:
 
 
 def test_kept_checkpoints_outlive_the_retention() -> None:
-    """The newest checkpoint lists the checkpoints to keep. They stay in their place, beyond the number that is
-    retained."""
+    """The newest checkpoint lists those to keep. They stay in order, beyond the number that is retained."""
     record = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, kept=()),))
     kept = (str(sample.CHECKPOINT.checkpoint_id),)
     for number in range(1, 5):

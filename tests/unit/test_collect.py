@@ -184,8 +184,7 @@ def blobs_of(found: GarbageReport) -> dict[str, int]:
 
 
 def test_garbage_is_what_nothing_needs_and_what_is_old(job: Job) -> None:
-    """Protocol 8: a collection keeps retained and young blobs and deletes the rest. A second collection finds no
-    garbage."""
+    """Protocol 8: a collection keeps retained and young blobs and deletes the rest. A second one finds nothing."""
     retained = job.commit(1)
     job.publish(retained)
     orphan = job.store().prepare(tree(2))
@@ -440,8 +439,7 @@ def test_an_evicted_index_does_not_make_its_old_blobs_garbage(job: Job) -> None:
 
 @pytest.mark.parametrize("seen_at", [2, 3])
 def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pytest.MonkeyPatch, seen_at: int) -> None:
-    """The owner deletes a blob after the mark and before the listing. A later look at the topic shows that it is not
-    lost."""
+    """The owner deletes a blob between mark and listing. A later look at the topic shows that it is not lost."""
     first = job.commit(1)
     job.publish(first)
     job.later()
@@ -502,8 +500,7 @@ def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
 
 
 def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> None:
-    """FAULT 34: a TTL left on blobs of an old checkpoint is reported, and ``fix`` removes it. A young blob is left to
-    its owner."""
+    """FAULT 34: ``fix`` removes the TTL from blobs of an old checkpoint. Young blobs are left to their owner."""
     added = job.store().prepare(tree(1))
     job.publish(job.checkpoint({"blob-store": {"totals": added.marker}}))  # type: ignore[dict-item]
     assert job.collect(delete=False).expiring == []

@@ -102,8 +102,7 @@ def test_a_seed_always_draws_the_same_kills() -> None:
 
 
 def test_typed_errors_survive_in_the_text_of_others() -> None:
-    """Errors are found in quoted, indented and repeated text, as Spark prints it. The last one counts; a damaged one is
-    ignored."""
+    """The last marked error in quoted, indented and repeated text, as from Spark, is found. Damaged ones are not."""
     error = UnavailableError("no answer [from it]", hint="wait", blob="a/b")
     text = f"PythonException:\n    {marked(UnavailableError('older'))}\n\tat x.y\n  {marked(error)}\n"
     found = find(text)

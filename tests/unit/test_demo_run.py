@@ -53,8 +53,7 @@ def test_the_run_before_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_an_exception(number: signal.Signals) -> None:
-    """The first signal ends the run with its exit status. A second one does not interrupt the clean-up, and the old
-    handler returns."""
+    """The first signal ends the run with its status. A second one does not interrupt the clean-up."""
     found = signal.signal(number, signal.SIG_DFL)  # the signal may be ignored here, as under nohup
     before = signal.getsignal(number)
     cleaned = []

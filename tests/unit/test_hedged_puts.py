@@ -77,8 +77,7 @@ def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open
 
 
 def test_no_room_in_time_is_an_error(blobs: FaultyBlobStore, open_uploads: Open) -> None:
-    """C7, invariant 13: an upload that finds no room in time is an error and sends nothing, so no commit waits for
-    ever."""
+    """C7, invariant 13: an upload that finds no room in time sends nothing and is an error, so commits end."""
     uploads, gate = open_uploads(patience_s=1.0), Gate()
     blobs.faults["put"] = [gate]
     with ThreadPoolExecutor(1) as pool:

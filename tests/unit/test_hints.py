@@ -236,8 +236,7 @@ def _is_key(key: str) -> bool:
 
 
 def test_every_hint_names_only_what_exists() -> None:
-    """The test checks commands with their options, single options, permissions, configuration keys and promised
-    commands."""
+    """The test checks commands, their options, permissions, configuration keys and promised commands."""
     wrong = [
         f"{hint.place}: {problem} in {hint.text!r}"
         for hint in hints()

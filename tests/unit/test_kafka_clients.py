@@ -96,8 +96,7 @@ def test_an_unreachable_broker_is_named() -> None:
 
 
 def test_a_limit_of_this_process_is_named() -> None:
-    """FAULT 24: without file descriptors the client also reports that the brokers are down. The error names the real
-    cause."""
+    """FAULT 24: without file descriptors the client reports brokers as down. The error names the real cause."""
     reported = ClientErrors()
     reported(KafkaError(KafkaError._TRANSPORT, "broker-7:9092: Failed to create socket: Too many open files"))
     reported(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))

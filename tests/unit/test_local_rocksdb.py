@@ -188,8 +188,7 @@ print(int(two.statistics()["rocksdb.block-cache-usage"] - before))
 
 
 def test_what_one_store_uses_counts_for_all(tmp_path: Path) -> None:
-    """Writes to one store count in the memory of another. The test uses its own process, because other stores free
-    memory."""
+    """Stores share their memory use. The test runs in its own process, because other stores free memory."""
     run = subprocess.run([sys.executable, "-c", USAGE, tmp_path], capture_output=True, text=True, check=True)
     assert int(run.stdout) > 4_000_000
 

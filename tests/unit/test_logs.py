@@ -163,8 +163,7 @@ def test_handlers_are_set_only_where_there_are_none(
 
 
 def test_an_outage_writes_few_lines(said: list[logging.LogRecord]) -> None:
-    """One outage wrote 1,560 lines per process. The limit passes three lines of each kind per minute, and then their
-    count."""
+    """One outage wrote 1,560 lines per process. Now each kind has three lines per minute, and then a count."""
     now = [0.0]
     limit = RateLimit("librdkafka", lambda one: one.getMessage().partition(" ")[0], clock=lambda: now[0])
     log = logging.getLogger("statemgr.limited")

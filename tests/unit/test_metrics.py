@@ -146,8 +146,7 @@ def append(task: Task, message: Message) -> None:
 
 
 def test_a_consumer_loop() -> None:
-    """The metrics cover lag, age, sizes, restores and requests of a job's tasks, but not a task that another member
-    took."""
+    """The metrics cover lag, age, sizes, restores and requests of the job's tasks, but of no task that has moved."""
     config = {
         "job.name": "orders",
         "job.tasks": 2,
@@ -184,8 +183,7 @@ def test_a_consumer_loop() -> None:
 
 
 def test_every_metric_is_declared_and_the_page_has_them() -> None:
-    """The table in docs/monitoring.md is the one that `scripts/metrics_table.py` writes, and a process serves no other
-    metrics."""
+    """docs/monitoring.md has the table of `scripts/metrics_table.py`, and a process serves no other metrics."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "scripts" / "metrics_table.py"))["with_table"](page) == page
     metrics = made()

@@ -201,8 +201,7 @@ def test_broken_checkpoints_of_samza() -> None:
 
 
 def test_names_of_samza() -> None:
-    """Underscores in the job's name become hyphens in the checkpoint topic. An operator's internal streams are no
-    input."""
+    """Underscores become hyphens in the checkpoint topic. An operator's internal streams are not input."""
     assert isinstance(SAMZA, CheckpointingOrigin)
     assert SAMZA.checkpoint_topic("my_job") == "__samza_checkpoint_ver_1_for_my-job_1"
     assert SAMZA.is_internal("my_job-1-partition_by-keyed", "my_job")

@@ -112,8 +112,7 @@ def test_every_name_of_an_object_leads_to_it() -> None:
 
 
 def test_the_metadata_of_the_wheel(wheel: Path) -> None:
-    """The wheel has name, licence, Python version, addresses and extras, and requires a PySpark below its next minor
-    version."""
+    """The metadata has name, licence, versions, addresses and extras, with PySpark below its next minor version."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))

@@ -74,8 +74,7 @@ def test_a_pending_snapshot_of_another_history_is_not_used(chain: SegmentChain, 
 
 
 def test_notes_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Path) -> None:
-    """One process at a time writes the note, and another one reads it. The newest note counts; a damaged one is
-    ignored."""
+    """One process at a time writes a note, and any process reads it. The newest counts; damaged ones do not."""
     config = {
         "job.name": "j",
         "state.dir": str(tmp_path),

@@ -57,8 +57,7 @@ def test_listed_store_that_nothing_can_supply_is_an_error(factories: tuple[str, 
 
 
 def test_blob_restore_of_a_version_one_checkpoint_is_an_error() -> None:
-    """A version 1 checkpoint has only changelog markers, so the blob store cannot supply the store, which never starts
-    empty."""
+    """The blob store cannot supply a store of a version 1 checkpoint, and the store does not start empty."""
     markers = {"kafka-changelog": CHECKPOINT.state_checkpoint_markers["kafka-changelog"]}
     with pytest.raises(MissingState):
         plan_stores(
@@ -158,8 +157,7 @@ def test_older_software_ends_what_older_checkpoints_tell(versions: tuple[int, ..
 
 
 def test_what_followed_an_older_checkpoint() -> None:
-    """FAULT 53: for each factory, the plan has the first newer checkpoint whose marker differs, with the earliest
-    possible time."""
+    """FAULT 53: the plan has each factory's first newer checkpoint with another marker, and its earliest time."""
     wanted = _older(10, "a", sequence=1, published_ms=11)
     same = replace(wanted, checkpoint_id=CheckpointId(15, 0), sequence=2, published_ms=15)
     newer = [same, _older(20, "b", sequence=3, published_ms=25), _older(30, "c", sequence=4, published_ms=20)]

@@ -35,8 +35,7 @@ def test_ordinary_jobs_fit() -> None:
 
 
 def test_too_many_stores_are_refused() -> None:
-    """FAULT 58: a task's record lists every store. A record that cannot fit is refused at the start, and the error
-    names the key."""
+    """FAULT 58: a task's record lists every store. If it cannot fit, the start fails and the error names the key."""
     with pytest.raises(ConfigError, match=f"the limit is {MOST_RECORD}") as refused:
         check_config(config(1000))
     assert refused.value.where["key"] == "stores"
@@ -52,8 +51,7 @@ def test_a_producer_that_takes_no_such_record_is_refused() -> None:
 
 
 def test_too_many_input_partitions_are_refused() -> None:
-    """FAULT 58: the number of partitions decides, whatever their offsets are, because larger offsets would not fit
-    later."""
+    """FAULT 58: the number of partitions decides, whatever their offsets are now, because offsets grow."""
     with pytest.raises(InvalidError, match="has 20000 partitions") as refused:
         check_inputs(config(), Inputs({f"orders-{n}": 0 for n in range(20_000)}))
     assert refused.value.where["key"] == "task.inputs"

@@ -201,8 +201,7 @@ def test_deletes_together_try_again_what_was_not_reached() -> None:
 
 
 class SlowBlobStore(FaultyBlobStore):
-    """Bodies whose reads take ``seconds`` each and return one byte. Each connection has its own time, and later ones
-    are fast."""
+    """Bodies whose reads take ``seconds`` and return one byte, for each connection in turn. Later ones are fast."""
 
     def __init__(self, clock: ManualClock, seconds: list[float]) -> None:
         super().__init__(clock)
@@ -229,8 +228,7 @@ class SlowBlobStore(FaultyBlobStore):
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 30.0])
 def test_a_slow_body_is_read_on_in_another_connection_before_it_fails(seconds: float) -> None:
-    """FAULT 59: the rest comes from another connection, even if one read exceeds the deadline. A second slow one is an
-    error."""
+    """FAULT 59: another connection supplies the rest, even after one very slow read. A second slow one fails."""
     policy, data = replace(POLICY, max_duration_ms=4_000), bytes(range(256)) * 100
     clock = ManualClock()
     inner = SlowBlobStore(clock, [seconds])

@@ -34,8 +34,7 @@ class Raw:
 def test_a_read_that_ends_as_it_is_broken_off_leaves_the_others_watched(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """FAULT 59: if an abort fails because the connection is released at that moment, the next slow read is still
-    aborted."""
+    """FAULT 59: if an abort fails as the connection is released, the next slow read is still aborted."""
     monkeypatch.setattr(reading, "_MOST_S", 0.0)
     monkeypatch.setattr(reading, "_LOOK_S", 0.01)
     large = LargeReads(SystemClock())

@@ -172,8 +172,7 @@ def rabin(data: bytes) -> int:
 
 
 def test_avro_values_evolve() -> None:
-    """An older value is read as the newest type: numbers are widened, removed fields dropped and new ones set to
-    defaults."""
+    """An older value is read as the newest type: widened, without removed fields and with defaults for new ones."""
     old = avro_serde([FIRST]).serialize({"count": 3, "old": "x"})
     evolved = avro_serde([FIRST, SECOND])
     assert evolved.deserialize(old) == {"count": 3, "note": None}

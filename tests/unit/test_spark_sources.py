@@ -25,8 +25,7 @@ Write = Callable[..., Location]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a checkpoint location as Spark does: ``write(ends of each batch, initial offsets of
-    each source)``."""
+    """Write a checkpoint location as Spark does: ``write(ends of each batch, initial offsets of each source)``."""
 
     def make(
         ends: Mapping[int, Sequence[object]], initial: Sequence[object] = (), version: str = "v1", watermark: int = 0

@@ -70,8 +70,7 @@ def test_writes_are_gathered_and_read_back(open_one: Open, batches: list[list[Ch
 
 
 def test_the_buffer_is_bounded_by_number_and_bytes(open_one: Open, batches: list[list[Change]]) -> None:
-    """Invariant 13: the buffer holds at most the configured number of changes and 4 MiB. Larger calls are written at
-    once."""
+    """Invariant 13: the buffer holds at most the configured number of changes and 4 MiB. Larger calls pass at once."""
     job = open_one(write_batch_size=10)
     for i in range(25):
         job.store.put(b"%d" % i, b"x")
