@@ -1,4 +1,4 @@
-"""Blob stores and a clock that do what a test says: for the decorators and engines above a blob store."""
+"""Blob stores and a clock that tests control, for testing the decorators and engines above a blob store."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from statemgr.ports import BlobPage, BlobReader, Body
 
 
 class ManualClock:
-    """Time that passes only by sleeping, or by hand. ``sleeps`` holds the seconds that were slept."""
+    """A clock that only moves when a caller sleeps or a test moves it. ``sleeps`` lists the seconds of each sleep."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
         self.sleeps: list[float] = []
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return the nanoseconds since the epoch."""
         return int(self.now * 1_000_000_000)
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward by ``seconds``."""
         self.sleeps.append(seconds)
         self.now += seconds
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
-        """Wait, but not for time to pass."""
+        """Wait for the condition without moving the clock."""
         return changed.wait(0.01)
 
     def give_up(self) -> None:
-        """Every deadline has passed."""
+        """Move the clock past every deadline."""
         self.now += 1e9
 
 
 class FaultyBlobStore(MemoryBlobStore):
-    """Blobs in memory, and faults by method.
+    """Blobs in memory, with faults that a test sets for each method.
 
-    ``faults[method]`` is a list of what the next calls do first: raise an exception, or call a function with the
-    blob's name; None lets a call through. ``calls`` holds (method, blob) in order. ``breaks`` holds, for the next
-    GETs, after how many bytes each breaks off. ``altered`` maps a blob to a function on the bytes that a GET gives.
+    ``faults[method]`` lists what the next calls of that method do first: raise an exception, or call a function with
+    the blob's name. None lets the call through. ``calls`` holds (method, blob) in order. ``breaks`` lists, for the next
+    GETs, the number of bytes after which each one breaks off. ``altered`` maps a blob to a function that changes the
+    bytes that a GET returns.
     """
 
     def __init__(self, clock: ManualClock | None = None) -> None:
@@ -68,13 +69,13 @@ class FaultyBlobStore(MemoryBlobStore):
             fault(blob_id)
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        """Write, then fault: a PUT that was answered with an error may have landed."""
+        """Write the blob, then fault: a PUT that returned an error may still have written it."""
         super().put(blob_id, body, ttl_days=ttl_days)
         self._fault("put", blob_id)
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        """Fault, then read."""
+        """Fault, then read the blob."""
         self._fault("get", blob_id)
         with self._faults_lock:
             breaks_after = self.breaks.pop(0) if self.breaks else None
@@ -83,22 +84,22 @@ class FaultyBlobStore(MemoryBlobStore):
             yield _Reader(reader, breaks_after, self.altered.get(blob_id))
 
     def delete(self, blob_id: str) -> None:
-        """Fault, then delete."""
+        """Fault, then delete the blob."""
         self._fault("delete", blob_id)
         super().delete(blob_id)
 
     def remove_ttl(self, blob_id: str) -> None:
-        """Fault, then remove."""
+        """Fault, then remove the time to live."""
         self._fault("remove_ttl", blob_id)
         super().remove_ttl(blob_id)
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        """Fault, then give the page."""
+        """Fault, then return the page."""
         self._fault("list", token or "")
         return super().list(prefix, token)
 
     def count(self, method: str) -> int:
-        """How often a method was called."""
+        """Return how often a method was called."""
         return sum(called == method for called, _ in self.calls)
 
 
@@ -110,11 +111,11 @@ class _Reader:
         self._altered: bytes | None = None
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
-        """Not from here."""
+        """Refuse the direct copy, so that callers use ``readinto``."""
         return None
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read; break off where the test says."""
+        """Read, and break off at the byte that the test chose."""
         if self._alter is not None:
             return self._read_altered(buffer)
         if self._left is None:
@@ -140,7 +141,7 @@ class _Reader:
 
 
 def read(store: FaultyBlobStore, blob_id: str, step: int = 4096) -> bytes:
-    """A blob's bytes."""
+    """Return a blob's bytes."""
     found = bytearray()
     buffer = memoryview(bytearray(step))
     with store.get(blob_id) as reader:

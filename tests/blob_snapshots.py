@@ -1,4 +1,4 @@
-"""A store's directory, backed up and restored through ``blob-store`` without the flows around it."""
+"""Back up and restore a store's directory through ``blob-store`` without the flows around it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from statemgr.wiring import open_services
 from tests.jobs import INTERVALS, SNAPSHOTS
 
 IDENTITY = StoreIdentity("orders", "1", "Partition 0", "totals")
-#: A directory as it may be: path → content; a path that ends in "/" is an empty directory.
+#: Contents of a directory: path → bytes. A path that ends in "/" is an empty directory.
 Tree = Mapping[str, bytes]
 
 
 def committed(root: Path, tree: Tree, state_id: str = "state") -> CommittedDirectory:
-    """Write a tree as a new local directory, with its hashes."""
+    """Write a tree to a new local directory and return it with the hashes of its files."""
     root.mkdir(parents=True)
     for path, data in tree.items():
         target = root / path
@@ -56,12 +56,12 @@ def committed(root: Path, tree: Tree, state_id: str = "state") -> CommittedDirec
 
 
 def finished(directory: CommittedDirectory) -> FinishedDirectory:
-    """A directory whose files have all been hashed."""
+    """Return a directory whose files all have hashes."""
     return FinishedDirectory(directory.path, dict(directory.files))
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """What a directory holds."""
+    """Return the contents of a directory."""
     found: dict[str, bytes] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -74,14 +74,14 @@ def read_tree(root: Path) -> dict[str, bytes]:
 
 
 def index_of(marker: Marker | None) -> BlobRef:
-    """The index of the snapshot of a marker whose chain travels inside it."""
+    """Return the snapshot index of a marker that holds its chain inline."""
     assert isinstance(marker, BlobMarker)
     assert marker.inline is not None
     return decode_chain(marker.inline).snapshot.index
 
 
 def marker_of(index: BlobRef, identity: StoreIdentity = IDENTITY, state_id: str = "state") -> BlobMarker:
-    """The marker of a state that is a snapshot."""
+    """Return a marker for a state that consists of one snapshot."""
     owner = (identity.job_name, identity.job_id, identity.task, identity.store)
     return BlobMarker(
         inline=encode_chain(SegmentChain(*owner, state_id, "attempt", "attempt", 0, ChainSnapshot(index, state_id, 0)))
@@ -89,7 +89,7 @@ def marker_of(index: BlobRef, identity: StoreIdentity = IDENTITY, state_id: str 
 
 
 class Snapshots:
-    """One store's backend over ``blobs``, with numbered attempts."""
+    """The backend of one store on top of ``blobs``; attempts have numbers."""
 
     def __init__(
         self, tmp_path: Path, blobs: BlobStore, clock: Clock, *, part_size: int = 100_000,
@@ -104,7 +104,7 @@ class Snapshots:
         self.reopen()
 
     def reopen(self) -> None:
-        """Another process: nothing is remembered."""
+        """Open the backend as a new process would, without any memory of earlier work."""
         settings = {
             "job.name": self.identity.job_name,
             "state.dir": str(self.tmp_path / "state"),
@@ -119,7 +119,7 @@ class Snapshots:
         self.restoring = self.backend.restore_manager()
 
     def prepare(self, tree: Tree, base: Marker | None = None, attempt: str | None = None) -> PreparedBackup:
-        """One commit's upload."""
+        """Upload one commit."""
         number = next(self._numbers)
         directory = committed(self.tmp_path / f"local-{number}", tree, f"state-{number}")
         made = FinishedDirectory(directory.path, {path: (size, None) for path, (size, _) in directory.files.items()})
@@ -130,12 +130,12 @@ class Snapshots:
     def prepare_directory(
         self, made: FinishedDirectory, base: Marker | None = None, state_id: str = "state", attempt: str = "attempt"
     ) -> PreparedBackup:
-        """One commit's upload of a directory that is there."""
+        """Upload one commit from a directory that already exists."""
         snapshot = StoreSnapshot(self.identity, state_id, attempt, made, NO_CHANGES, None)
         return self.backup.prepare(snapshot, base, portable=False)
 
     def commit(self, tree: Tree, base: Marker | None = None) -> BlobMarker:
-        """One commit up to its publish: upload, and REMOVE_TTL of what it added."""
+        """Run one commit up to its publish: upload, then remove the time to live of the blobs that it added."""
         prepared = self.prepare(tree, base)
         assert isinstance(prepared.marker, BlobMarker)
         assert self.transfer.remove_ttl_all(prepared.added_blobs) == {}
@@ -144,7 +144,7 @@ class Snapshots:
     def restore(
         self, marker: Marker, reusable: Sequence[CommittedDirectory] = (), progress: Progress = no_progress
     ) -> tuple[dict[str, bytes], Restored]:
-        """Restore into a new staging directory; returns what is there then."""
+        """Restore into a new staging directory and return its contents."""
         staging = self.tmp_path / f"staging-{next(self._numbers)}"
         restored = self.restore_into(marker, staging, reusable, progress)
         return read_tree(staging), restored
@@ -157,20 +157,20 @@ class Snapshots:
         return self.restoring.restore(RestoreRequest(self.identity, marker, staging, reusable, progress))
 
     def clean_up(self, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """One clean-up."""
+        """Run one clean-up."""
         self.backup.clean_up(self.identity, evicted, retained)
 
     def index(self, marker: Marker) -> SnapshotIndex:
-        """The index that a marker leads to, read past the backend."""
+        """Read the index that a marker points to, without going through the backend."""
         ref = index_of(marker)
         return decode_index(self.transfer.get_bytes(ref, 10**9), ref.blob_id)
 
     def names(self) -> set[str]:
-        """Every blob in the store."""
+        """Return the name of every blob in the store."""
         return {info.blob_id for info in list_blobs(self.blobs, "")}
 
     def referenced(self, *markers: Marker) -> set[str]:
-        """The blobs that these checkpoints need."""
+        """Return the blobs that these checkpoints need."""
         return {index_of(m).blob_id for m in markers} | {b.blob_id for m in markers for b in self.index(m).blobs()}
 
 

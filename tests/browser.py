@@ -1,4 +1,4 @@
-"""A real headless Chromium for tests, driven through chromedriver by the WebDriver protocol (W3C), without a client."""
+"""A headless Chromium for tests, driven through chromedriver with plain requests of the W3C WebDriver protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAB, ENTER = "\ue004", "\ue007"
 
 
 def is_installed() -> bool:
-    """Whether this machine has a browser and its driver (Debian: ``chromium`` and ``chromium-driver``)."""
+    """Return whether this machine has a browser and its driver (Debian: ``chromium`` and ``chromium-driver``)."""
     return (
         shutil.which("chromedriver") is not None
         and (shutil.which("chromium") or shutil.which("google-chrome")) is not None
@@ -28,7 +28,7 @@ def is_installed() -> bool:
 
 
 class Browser:
-    """One window."""
+    """One browser window."""
 
     def __init__(self, address: str, session: str) -> None:
         self._address, self._session = address, f"/session/{session}"
@@ -38,36 +38,36 @@ class Browser:
         self._ask("POST", "/url", {"url": address})
 
     def script(self, body: str, *arguments: object) -> Any:
-        """Run JavaScript of the test (the page itself has none) and return what it returns."""
+        """Run JavaScript from the test and return its result. The page itself contains no JavaScript."""
         return self._ask("POST", "/execute/sync", {"script": body, "args": list(arguments)})
 
     def keys(self, text: str) -> None:
-        """Type into whatever has the focus."""
+        """Type text into the element that has the focus."""
         typed = [{"type": kind, "value": one} for one in text for kind in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": typed}]})
 
     def click(self, css: str) -> None:
-        """Click on the first element that a selector finds."""
+        """Click the first element that matches a CSS selector."""
         found = self._ask("POST", "/element", {"using": "css selector", "value": css})
         self._ask("POST", f"/element/{found[_ELEMENT]}/click", {})
 
     def text(self) -> str:
-        """The text that a person sees."""
+        """Return the text that a person sees."""
         return str(self.script("return document.body.innerText"))
 
     def log(self) -> list[str]:
-        """What the browser complained about since the last call: errors, refused content."""
+        """Return the browser's complaints since the last call, such as errors and blocked content."""
         return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
 
     def device(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Take the size of a device, and its preference for light or dark."""
+        """Emulate a device's window size and its light or dark preference."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
         preference = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._devtools("Emulation.setEmulatedMedia", {"features": preference})
 
     def screenshot(self) -> bytes:
-        """The window as PNG."""
+        """Return the window as a PNG image."""
         return base64.b64decode(self._ask("GET", "/screenshot"))
 
     def _devtools(self, command: str, parameters: dict[str, object]) -> Any:
@@ -79,7 +79,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser that ends with the block."""
+    """Run a browser for the duration of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

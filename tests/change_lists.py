@@ -1,4 +1,4 @@
-"""Change sets in memory, for tests of what backs them up."""
+"""In-memory change sets, for testing the code that backs them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits of jobs for tests: one at a time, by a task, by attempts of an engine, or by hand past the flows."""
+"""Helpers that commit: a single commit by a task, attempts of an engine, or a record published without the flows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from statemgr.wiring import open_services
 from tests.jobs import with_changes
 
 TASK = "Partition 0"
-#: Key → value, None deletes.
+#: Key → value. None deletes the key.
 Items = Mapping[bytes, bytes | None]
 
 
 def failing(*phases: Phase) -> AbstractContextManager[None]:
-    """A block in which each of these steps fails, as when a server is away."""
+    """Make each of these phases fail inside the block, as it would when a server is unavailable."""
 
     def fail(phase: Phase, subject: str) -> None:
         if phase in phases:
@@ -43,7 +43,7 @@ def failing(*phases: Phase) -> AbstractContextManager[None]:
 
 
 def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> None:
-    """Put and delete in some stores of an open task."""
+    """Put and delete keys in some stores of an open task."""
     for name in stores:
         store = task.store(name)
         for key, value in items.items():
@@ -56,7 +56,10 @@ def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> No
 def commit(
     config: JobConfig, items: Items, offset: int | Mapping[str, int], task: str = TASK, **permissions: bool
 ) -> Checkpoint:
-    """Open a task, write to every store, commit (at an offset of ``orders-0``, or at several), close."""
+    """Open a task, write to every store, commit and close.
+
+    ``offset`` is the offset of ``orders-0``, or a mapping with several offsets.
+    """
     with StateManager(config) as manager, manager.open_task(task, **permissions) as opened:
         write(opened, items, tuple(config.stores))
         return opened.commit({"orders-0": offset} if isinstance(offset, int) else offset)
@@ -71,7 +74,7 @@ def attempt(
     attachments: Mapping[str, bytes | Path] | None = None,
     checkpoints: Mapping[str, Checkpoint | None] | None = None,
 ) -> PreparedCommit:
-    """One attempt on an executor: it is given bytes, and gives bytes."""
+    """Run one attempt as an executor would: it receives bytes and returns bytes."""
     known = (checkpoints or epoch.checkpoints)[task]
     checkpoint = checkpoint_from_bytes(checkpoint_to_bytes(known)) if known is not None else None
     there = Epoch.from_bytes(epoch.to_bytes())
@@ -85,13 +88,13 @@ def attempt(
 
 
 def current(config: JobConfig, task: str = TASK) -> CheckpointRecord | None:
-    """A task's record on the topic, read without disturbing anybody."""
+    """Return a task's record from the topic. Reading it fences nobody."""
     with JobReader(config) as reader:
         return reader.records().get(task)
 
 
 def published(config: JobConfig, factory: str) -> dict[str, dict[str, dict[bytes, bytes]]]:
-    """Task → store → content as published, restored from one backend alone; nobody is fenced."""
+    """Return the published state as task → store → content, restored from one backend only. This fences nobody."""
     state: dict[str, dict[str, dict[bytes, bytes]]] = {}
     with JobReader(with_changes(config, task__restore__factories=[factory])) as reader:
         for task in reader.records():
@@ -103,12 +106,12 @@ def published(config: JobConfig, factory: str) -> dict[str, dict[str, dict[bytes
 
 
 def totals(config: JobConfig, factory: str) -> dict[str, dict[bytes, bytes]]:
-    """Task → content of the store ``totals`` as published, from one backend alone."""
+    """Return the published content of the store ``totals`` as task → content, from one backend only."""
     return {task: stores["totals"] for task, stores in published(config, factory).items()}
 
 
 def publish_by_hand(config: JobConfig, record: CheckpointRecord, version: int = 2, task: str = TASK) -> None:
-    """Publish a record past the flows, as other software would."""
+    """Publish a record without the flows, as other software would."""
     pairs = [(codecs.encode_key(record.key_v1()), codecs.encode_record_v1(record))]
     if version == 2:
         pairs = codecs.encode_record(record)
@@ -123,7 +126,7 @@ def publish_by_hand(config: JobConfig, record: CheckpointRecord, version: int = 
 
 
 def blob_files(directory: Path, *, expiring: bool | None = None) -> set[str]:
-    """Names of the blobs below a directory of blobs: all, or those with or without a time to live."""
+    """Return the names of the blobs in a directory. ``expiring`` selects those with or without a time to live."""
     root = directory / "blobs"
     found = set()
     for path in root.rglob("*"):
@@ -136,7 +139,7 @@ def blob_files(directory: Path, *, expiring: bool | None = None) -> set[str]:
 
 
 def referenced(config: JobConfig, task: str = TASK) -> set[str]:
-    """Every blob that the retained checkpoints of a task need: indexes, files, segments, attachments."""
+    """Return every blob that a task's retained checkpoints need: indexes, files, segments and attachments."""
     record = current(config, task)
     assert record is not None
     services = open_services(config)

@@ -1,4 +1,4 @@
-"""Fixtures that every layer of the suite shares: the broker, the S3 server, a small file system."""
+"""Fixtures that all layers of the suite share: the broker, the S3 server and a small file system."""
 
 from __future__ import annotations
 
@@ -23,73 +23,73 @@ _LAYERS = {
     "spark": pytest.mark.spark,
 }
 
-# the client of Spark Connect would restart its threads in each child of this process, between fork and exec, where they
-# break the child: no session could start after it
+# Otherwise the Spark Connect client would restart its threads in each child of this process, between fork and exec.
+# That breaks the child, and no session could start afterwards.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin the run in the process that the user started; its workers inherit the directory."""
+    """Set up the run in the process that the user started. The workers inherit its directory."""
     if not hasattr(config, "workerinput"):
         servers.begin_run()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the run's servers, after the last worker has ended."""
+    """Stop the run's servers after the last worker has ended."""
     if not hasattr(config, "workerinput"):
         servers.end_run()
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that spreads groups over workers looks at the marks
+@pytest.hookimpl(tryfirst=True)  # must run before the plugin that distributes groups to workers reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their layer; a test elsewhere that takes a server is an integration test."""
+    """Mark each test with its layer. A test outside the layers that uses a server is an integration test."""
     root = Path(__file__).parent
     for item in items:
         layer = item.path.relative_to(root).parts[0]
         if layer in _LAYERS:
             item.add_marker(_LAYERS[layer])
             if layer == "spark":
-                # two workers for all that starts a JVM with Spark: more at a time would wait for each other, and one
-                # with all of them would end last
+                # Two workers run everything that starts a JVM with Spark. With more, the JVMs would wait for each
+                # other; with one, that worker would finish last.
                 item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
         if "secured_kafka" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("secured"))
-    # they stay on one worker and take longest, so they begin first
+    # These tests stay on few workers and take the longest, so they start first.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")
 def kafka() -> servers.KafkaServer:
-    """The run's broker; tests share it and take names from ``fresh_name``."""
+    """Return the run's broker. Tests share it and get unique names from ``fresh_name``."""
     return servers.kafka_server()
 
 
 @pytest.fixture(scope="session")
 def forgetful() -> servers.KafkaServer:
-    """A broker of the run's that forgets an ID after 1.5 s without use."""
+    """Return the run's broker that forgets a transactional ID after 1.5 s without use."""
     return servers.forgetful_server()
 
 
 @pytest.fixture(scope="session")
 def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    """A broker with an authorizer; the tests that take it run on one worker."""
+    """Start a broker with an authorizer. The tests that use it run on one worker."""
     with SecuredKafka(tmp_path_factory.mktemp("secured-kafka")) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def s3() -> servers.S3Server:
-    """The run's S3 server; tests share its bucket and take prefixes from ``fresh_prefix``."""
+    """Return the run's S3 server. Tests share its bucket and get unique prefixes from ``fresh_prefix``."""
     return servers.s3_server()
 
 
 @pytest.fixture
 def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
-    """A factory of local brokers that a test may stop, kill, suspend and restart: ``own_kafka(**settings)``.
+    """Return a factory of local brokers that a test may stop, kill, suspend and restart: ``own_kafka(**settings)``.
 
     Settings are broker properties by name: ``own_kafka(**{"log.cleaner.backoff.ms": "100"})``.
     """
@@ -110,7 +110,7 @@ def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
+    """Mount a file system of 16 MiB."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     target = tmp_path / "disk"
     target.mkdir()
@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _no_ambient_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests never pick up the credentials or the endpoint of the person who runs them."""
+    """Keep the AWS credentials and endpoint of the person who runs the tests out of the tests."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -1,6 +1,6 @@
-"""Work with few file descriptors left: ``python -m tests.few_files '{…}'`` prints what each try raised, as JSON.
+"""Run with few free file descriptors: ``python -m tests.few_files '{…}'`` prints what each try raised, as JSON.
 
-The limit is this process's own (``RLIMIT_NOFILE``), set so that exactly so many numbers are free.
+The program limits its own ``RLIMIT_NOFILE`` so that exactly that many descriptors are free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.commits import TASK, write
 
 @contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """Inside the block, ``count`` descriptors can be opened."""
+    """Leave exactly ``count`` free descriptors inside the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {int(name) for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd", name).exists()}
     limit = 0
@@ -40,7 +40,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 def attempt(name: str, left: int, action: Callable[[], object]) -> dict[str, Any]:
-    """What an action did with ``left`` descriptors."""
+    """Run an action with ``left`` free descriptors and return its outcome."""
     try:
         with descriptors_left(left):
             action()
@@ -53,7 +53,7 @@ def attempt(name: str, left: int, action: Callable[[], object]) -> dict[str, Any
 
 
 def blobs(config: JobConfig, name: str, directory: Path) -> Iterator[dict[str, Any]]:
-    """A PUT of a local file, and a GET, of the configured blob store."""
+    """Try a PUT of a local file and a GET on the configured blob store."""
     (directory / "body").write_bytes(b"x" * 1000)
     body = FileSlice(directory / "body", 0, 1000)
 
@@ -76,7 +76,7 @@ def blobs(config: JobConfig, name: str, directory: Path) -> Iterator[dict[str, A
 
 
 def rocksdb(directory: Path) -> Iterator[dict[str, Any]]:
-    """Open a store, read, and make a checkpoint of it."""
+    """Try to open a store, read from it and make a checkpoint of it."""
     path = directory / "rocksdb"
     store = RocksDbStore.open(path, {})
     store.write([(b"k%d" % n, b"v" * 100) for n in range(1000)])
@@ -96,7 +96,7 @@ def rocksdb(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def tasks(config: JobConfig, directory: Path, counts: list[int]) -> Iterator[dict[str, Any]]:
-    """Restore a task from each of its backends, and commit."""
+    """Try to restore a task from each of its backends, and to commit."""
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, {b"a": b"0"})
         task.commit({"orders-0": 1})
@@ -119,7 +119,7 @@ def tasks(config: JobConfig, directory: Path, counts: list[int]) -> Iterator[dic
 
 
 def main() -> None:
-    """Do what the order in the first argument says."""
+    """Run the tries that the first argument asks for."""
     order = json.loads(sys.argv[1])
     directory = Path(order["directory"])
     config = JobConfig.from_mapping(order["config"])

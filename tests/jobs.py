@@ -1,4 +1,4 @@
-"""Configurations of jobs for tests: a fresh name each, small, on the run's servers."""
+"""Job configurations for tests. Each job is small, has a unique name and uses the run's servers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statemgr import JobConfig, StateManager
 from tests.servers import KafkaServer, S3Server
 
 DUAL = ("kafka-changelog", "blob-store")
-#: How commits go to ``blob-store``: each as a snapshot, or as segments of changes on top of one.
+#: How commits go to ``blob-store``: each as a snapshot, or as segments of changes on top of a snapshot.
 SNAPSHOTS, SEGMENTS = "snapshots", "segments"
-#: And what ``task.commit.snapshot.interval`` is for that; the second is the default.
+#: The matching value of ``task.commit.snapshot.interval``; the value for segments is the default.
 INTERVALS = {SNAPSHOTS: ["1 commit"], SEGMENTS: ["50 commits", "256 MiB", "10 min"]}
-#: Every way to back up: factory, and kind of commits.
+#: Every way to back up, as factory and kind of commit.
 ALL = (("kafka-changelog", SNAPSHOTS), ("blob-store", SNAPSHOTS), ("blob-store", SEGMENTS))
 
 
@@ -30,7 +30,7 @@ def job_mapping(
     kind: str = SNAPSHOTS,
     **more: object,
 ) -> dict[str, object]:
-    """A job's configuration as a mapping. Keys in ``more`` have ``__`` for ``.``."""
+    """Return a job's configuration as a mapping. Keys in ``more`` use ``__`` for ``.``."""
     mapping: dict[str, object] = {
         "job.name": name or kafka.fresh_name("job"),
         "job.tasks": tasks,
@@ -57,14 +57,14 @@ def job_mapping(
 
 
 def with_changes(config: JobConfig, **changes: object) -> JobConfig:
-    """The same job with some keys changed (``__`` for ``.``)."""
+    """Return the same job with some keys changed (``__`` for ``.``)."""
     return JobConfig.from_mapping(
         {**config.to_mapping(), **{key.replace("__", "."): value for key, value in changes.items()}}
     )
 
 
 def elsewhere(config: JobConfig, directory: Path, restore: str | Sequence[str]) -> JobConfig:
-    """The same job on another machine (an empty state directory), restored by ``restore``."""
+    """Return the same job on another machine (an empty state directory) that restores with ``restore``."""
     return with_changes(
         config,
         state__dir=str(directory),
@@ -73,7 +73,7 @@ def elsewhere(config: JobConfig, directory: Path, restore: str | Sequence[str]) 
 
 
 def contents(config: JobConfig, task: str = "Partition 0") -> tuple[dict[str, dict[bytes, bytes]], Mapping[str, int]]:
-    """Open the task, read every store whole, and close it again: the state, and its input offsets."""
+    """Open the task, read all of every store and close it. Return the state and the input offsets."""
     with StateManager(config) as manager, manager.open_task(task) as opened:
         state = {store: dict(opened.store(store).range()) for store in config.stores}
         offsets = opened.last_checkpoint.input_offsets if opened.last_checkpoint else {}

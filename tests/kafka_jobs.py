@@ -1,4 +1,4 @@
-"""What the tests of the Kafka adapters share: small jobs, topics made and filled by hand, and reading them back."""
+"""Helpers for the tests of the Kafka adapters: small jobs, hand-made topics and their contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from tests.servers import KafkaServer
 
-#: Settings of a topic that is compacted as soon as its segments are full.
+#: Settings of a topic that the broker compacts as soon as its segments are full.
 EAGER = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.0001",
@@ -39,7 +39,7 @@ class _Broker(Protocol):
 
 
 def job(kafka: _Broker, name: str | None = None, **more: object) -> JobConfig:
-    """A job with one store ``totals`` on the broker; keys in ``more`` have ``__`` for ``.``."""
+    """Return a job with one store ``totals`` on the broker. Keys in ``more`` use ``__`` for ``.``."""
     fresh = name or KafkaServer(bootstrap_servers="", kind="").fresh_name("job")
     mapping: dict[str, object] = {
         "job.name": fresh,
@@ -51,13 +51,13 @@ def job(kafka: _Broker, name: str | None = None, **more: object) -> JobConfig:
 
 
 def make_topics(config: JobConfig) -> None:
-    """The job's own topics, as they should be."""
+    """Create the job's own topics with the right settings."""
     with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
 
 
 def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: str) -> None:
-    """A topic with any settings (``__`` for ``.``); the broker tells of it when this returns."""
+    """Create a topic with any settings (``__`` for ``.``) and wait until the broker lists it."""
     new = NewTopic(topic, partitions, 1, config={k.replace("__", "."): v for k, v in settings.items()})
     admin = client(config)
     admin.create_topics([new])[topic].result(30)
@@ -65,7 +65,7 @@ def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: s
 
 
 def recreate(config: JobConfig, topic: str) -> None:
-    """Delete a topic and make it anew with the job's settings."""
+    """Delete a topic and create it again with the job's settings."""
     admin = client(config)
     admin.delete_topics([topic])[topic].result(30)
     wait_until(lambda: topic not in admin.list_topics(timeout=60).topics)
@@ -73,18 +73,18 @@ def recreate(config: JobConfig, topic: str) -> None:
 
 
 def client(config: JobConfig) -> AdminClient:
-    """An admin client of the vendor's; keep it until its answers are there."""
+    """Return an admin client of the Kafka library. Keep it until its answers have arrived."""
     return AdminClient({"bootstrap.servers": config.get("kafka.bootstrap.servers")})
 
 
 def plain_producer(config: JobConfig, transactional_id: str | None = None) -> Producer:
-    """A producer of the vendor's, transactional if it has an ID (then initialised)."""
+    """Return a producer of the Kafka library. With an ID it is transactional and initialised."""
     settings: dict[str, object] = {"bootstrap.servers": config.get("kafka.bootstrap.servers"), "log_level": 2}
     if transactional_id is not None:
         settings |= {"transactional.id": transactional_id, "transaction.timeout.ms": 30_000}
     made = Producer(settings)
     if transactional_id is not None:
-        for _ in range(2):  # without a connection that stays, it would ask for its coordinator again after 500 ms
+        for _ in range(2):  # without a connection, it would wait 500 ms before it asks for its coordinator again
             made.list_topics(config.checkpoint_topic, timeout=60)
         made.init_transactions(30)
     return made
@@ -93,7 +93,7 @@ def plain_producer(config: JobConfig, transactional_id: str | None = None) -> Pr
 def send(
     config: JobConfig, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], timestamp_ms: int = 0
 ) -> None:
-    """Write records without a transaction to partition 0."""
+    """Write records to partition 0 without a transaction."""
     made = plain_producer(config)
     for key, value in records:
         made.produce(topic, value, key, 0, timestamp=timestamp_ms)
@@ -103,9 +103,10 @@ def send(
 def committed(
     config: JobConfig, topic: str, partition: int = 0, *, settled: bool = True
 ) -> list[tuple[bytes | None, bytes | None]]:
-    """Every committed record of a partition, read by the vendor's consumer with its defaults.
+    """Return every committed record of a partition, as the library's consumer reads it with its defaults.
 
-    A commit is answered before its partitions are told: if ``settled``, it is waited for that no transaction is open.
+    The broker answers a commit before it tells the partitions. With ``settled``, this waits until no transaction is
+    open.
     """
     reader = Consumer(
         {
@@ -136,7 +137,7 @@ def committed(
 
 
 def state_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
-    """What a changelog's records come to."""
+    """Return the state that a changelog's records add up to."""
     state: dict[bytes, bytes] = {}
     for key, value in records:
         assert key is not None
@@ -148,7 +149,7 @@ def state_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[bytes
 
 
 def a_record(config: JobConfig, number: int, task: str = "Partition 0", **fields: object) -> CheckpointRecord:
-    """A checkpoint record whose ID, sequence and offsets come from ``number``."""
+    """Return a checkpoint record whose ID, sequence and offsets derive from ``number``."""
     values: dict[str, object] = {
         "checkpoint_id": CheckpointId(1_700_000_000_000 + number, number),
         "sequence": number,
@@ -178,13 +179,13 @@ def compacted(
     rounds: int = 3,
     closing_key: bytes = b"closes the segment",
 ) -> None:
-    """Write ``rounds`` times over, then wait until the cleaner has removed something from partition 0."""
+    """Write ``rounds`` times, then wait until the cleaner has removed records from partition 0."""
     for number in range(rounds):
         fill(number)
     before = len(committed(config, topic))
 
     def cleaned() -> bool:
-        # the active segment is never cleaned: a record more closes it, once it is older than segment.ms
+        # Kafka never cleans the active segment. Another record closes it once it is older than segment.ms.
         time.sleep(0.6)
         send(config, topic, [(closing_key, b"")])
         return len(committed(config, topic)) < before
@@ -193,8 +194,8 @@ def compacted(
 
 
 def delete_records(config: JobConfig, topic: str, before: int) -> None:
-    """Remove the records below an offset (-1: all), as somebody would who changed the topic's policy for a while."""
-    admin = client(config)  # kept: an answer gets lost with its client
+    """Remove the records below an offset (-1: all), as a temporary change of the topic's policy would."""
+    admin = client(config)  # keep it: an answer is lost together with its client
     for policy in ("delete", "compact"):
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
@@ -204,7 +205,7 @@ def delete_records(config: JobConfig, topic: str, before: int) -> None:
 
 
 def _deleted(admin: AdminClient, before: TopicPartition) -> bool:
-    """A broker hears of a topic's new policy a moment after the answer, and refuses until then."""
+    """Try to delete. A broker learns a topic's new policy shortly after its answer, and refuses until then."""
     try:
         admin.delete_records([before])[before].result(30)
     except KafkaException as error:

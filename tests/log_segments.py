@@ -1,4 +1,4 @@
-"""A broker's log segments, on its disk: what bit rot is done to while the broker is stopped."""
+"""A stopped broker's log segments on disk, for tests that simulate bit rot."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from statemgr_tools.dev.kafka import KafkaBroker
 
-#: Bytes of a record batch before its checksum's own four bytes and what that covers: see Kafka's message format.
+#: Bytes of a record batch before its checksum, which covers neither them nor itself: see Kafka's message format.
 UNCOVERED = 17
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A record batch: where it begins in the segment's file, its bytes, and the offset of its first record."""
+    """A record batch: its position in the segment's file, its size, and the offset of its first record."""
 
     start: int
     size: int
@@ -22,13 +22,13 @@ class Batch:
 
 
 def segment(broker: KafkaBroker, topic: str, partition: int = 0) -> Path:
-    """The file of a partition that has one segment."""
+    """Return the file of a partition that has one segment."""
     (found,) = (broker.directory / "data" / f"{topic}-{partition}").glob("*.log")
     return found
 
 
 def batches(data: bytes) -> list[Batch]:
-    """The record batches of a segment, control batches included."""
+    """Return the record batches of a segment, including control batches."""
     found, at = [], 0
     while at < len(data):
         offset, size = struct.unpack_from(">qi", data, at)
@@ -40,7 +40,7 @@ def batches(data: bytes) -> list[Batch]:
 
 
 def flip(path: Path, bit: int) -> None:
-    """Change one bit of a file, counted from its beginning."""
+    """Flip one bit of a file, counted from its start."""
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)

@@ -1,12 +1,13 @@
-"""A member of a consumer group in a process of its own: ``python -m tests.loop_child '{…}'``.
+"""A consumer group member in its own process: ``python -m tests.loop_child '{…}'``.
 
-Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line for each message
-that was processed, ``<topic> <partition> <offset>``, and ``phase <name>`` for each step that is announced), ``slow``
-(seconds that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive),
-``in_batches`` (it takes batches, and the log has a line ``batch <size>`` after the messages of each), ``clock_ahead``
-(seconds by which the clock of its machine is wrong), ``permissions``.
-It counts messages by key in the store ``totals``. A typed error is the last line of the standard output, as JSON, and
-the exit status is 1.
+Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (a file that gets a line ``<topic>
+<partition> <offset>`` for each processed message, and ``phase <name>`` for each announced phase), ``slow`` (seconds
+that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive), ``in_batches``
+(process batches, and log a line ``batch <size>`` after the messages of each), ``clock_ahead`` (seconds by which the
+machine's clock is ahead), ``permissions``.
+
+The process counts messages by key in the store ``totals``. If it fails with a typed error, it prints the error as JSON
+in the last line of standard output and exits with status 1.
 """
 
 from __future__ import annotations

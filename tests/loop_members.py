@@ -1,4 +1,4 @@
-"""Members of a consumer group for tests: in threads, and in processes of their own; and the input that they read."""
+"""Consumer group members for tests, in threads and in their own processes, and the input that they read."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[1]
-#: A group that soon hears of members that come, go and die; 6 s is the least that a broker allows by default.
+#: A group that notices quickly when members join, leave or die. 6 s is the minimum that a broker allows by default.
 QUICK_GROUP = {"kafka__consumer__session__timeout__ms": 6000, "kafka__consumer__heartbeat__interval__ms": 300}
 
 
 def make_topic(kafka: KafkaServer, name: str, partitions: int, **settings: str) -> None:
-    """Create an input topic, and wait until the broker's metadata have it. ``settings`` have ``__`` for ``.``."""
+    """Create an input topic and wait until the broker's metadata list it. ``settings`` use ``__`` for ``.``."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     new = NewTopic(name, partitions, 1, config={key.replace("__", "."): value for key, value in settings.items()})
     admin.create_topics([new])[name].result(15)
@@ -36,16 +36,16 @@ def make_topic(kafka: KafkaServer, name: str, partitions: int, **settings: str) 
 
 
 def delete_topic(kafka: KafkaServer, name: str) -> None:
-    """Delete a topic, and wait until the broker's metadata do not have it any more."""
+    """Delete a topic and wait until the broker's metadata no longer list it."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([name])[name].result(15)
     wait_until(lambda: name not in admin.list_topics(timeout=60).topics)
 
 
 def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: Iterable[int], size: int = 0) -> None:
-    """One message per number: key ``k<number % 50>``, spread over the partitions by key.
+    """Produce one message per number, with key ``k<number % 50>``; the key decides the partition.
 
-    With a ``size``, values have that many bytes, and each message is a batch of its own for the broker.
+    With a ``size``, values have that many bytes, and each message is its own batch on the broker.
     """
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in numbers:
@@ -57,7 +57,7 @@ def produce(kafka: KafkaServer, topic: str, partitions: int, numbers: Iterable[i
 
 
 def count(task: Task, message: Message) -> None:
-    """The job: count messages by key."""
+    """Process a message: count messages by key."""
     totals = task.store("totals")
     key = message.key()
     assert isinstance(key, bytes)
@@ -72,7 +72,7 @@ def member(
     consumer: Consumer | None = None,
     **options: Any,
 ) -> tuple[Callable[[], None], list[Exception]]:
-    """Start a member of the group in a thread. Returns how to stop it, and what it raised.
+    """Start a group member in a thread. Return a function that stops it, and the list of errors that it raised.
 
     ``options`` are arguments of the loop.
     """
@@ -102,14 +102,14 @@ def member(
 
 @dataclass
 class Process:
-    """A member in a process of its own."""
+    """A member in its own process."""
 
     child: subprocess.Popen[str]
     log: Path
 
     @classmethod
     def start(cls, config: JobConfig, group: str, topic: str, log: Path, **order: object) -> Process:
-        """Start it; ``order`` as :mod:`tests.loop_child` says."""
+        """Start the process. :mod:`tests.loop_child` documents ``order``."""
         text = json.dumps({"config": config.to_mapping(), "group": group, "topics": [topic], "log": str(log)} | order)
         log.touch()
         command = [sys.executable, "-m", "tests.loop_child", text]
@@ -118,15 +118,15 @@ class Process:
         return cls(child, log)
 
     def lines(self) -> list[str]:
-        """What it has written, without an unfinished line."""
+        """Return the lines that it has written, without an unfinished line."""
         return self.log.read_text(encoding="utf-8").split("\n")[:-1]
 
     def processed(self) -> list[str]:
-        """The messages that it has processed, in order."""
+        """Return the messages that it has processed, in order."""
         return [line for line in self.lines() if not line.startswith("phase ")]
 
     def wait_for(self, done: Callable[[list[str]], bool], deadline_s: float = 300.0) -> None:
-        """Wait until its lines are as wanted."""
+        """Wait until ``done`` accepts its lines."""
 
         def ready() -> bool:
             assert self.child.poll() is None, self.log.with_suffix(".err").read_text()[-3000:]
@@ -135,13 +135,13 @@ class Process:
         wait_until(ready, deadline_s)
 
     def terminate(self) -> tuple[float, StatemgrError | None]:
-        """SIGTERM. Returns: the seconds until the process has ended, and its typed error."""
+        """Send SIGTERM. Return the seconds until the process ended, and its typed error."""
         began = time.monotonic()
         self.child.send_signal(signal.SIGTERM)
         return self.ended(began)
 
     def ended(self, began: float | None = None) -> tuple[float, StatemgrError | None]:
-        """Wait for the end. Returns: the seconds since ``began``, and its typed error."""
+        """Wait for the end. Return the seconds since ``began``, and the typed error."""
         began = time.monotonic() if began is None else began
         out, _ = self.child.communicate(timeout=300)
         seconds = time.monotonic() - began
@@ -151,7 +151,7 @@ class Process:
         return seconds, from_json(out.strip().splitlines()[-1])
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Send SIGKILL if the process still runs."""
         if self.child.poll() is None:
             self.child.kill()
             self.child.communicate()

@@ -1,4 +1,4 @@
-"""One full example of every record, for tests that need any."""
+"""One complete example of every record, for tests that need one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of `statemgr materialize` share: a job in its stages, the command, and the offers on the topic."""
+"""Helpers for the tests of `statemgr materialize`: a job in its stages, the command, and the offers on the topic."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ CHANGELOG, BLOBS = "kafka-changelog", "blob-store"
 
 
 def stage_one(kafka: KafkaServer, directory: Path, *, s3: S3Server | None = None, **more: Any) -> JobConfig:
-    """A job that has only changelogs so far, and a blob store to go to."""
+    """Return a job that has only changelogs so far, and a blob store to migrate to."""
     return JobConfig.from_mapping(job_mapping(kafka, directory, backup=[CHANGELOG], kind=SEGMENTS, s3=s3, **more))
 
 
 def stage_two(config: JobConfig) -> JobConfig:
-    """The same job in dual commit."""
+    """Return the same job in dual commit."""
     return with_changes(config, task__backup__factories=list(DUAL))
 
 
 def write_file(config: JobConfig, directory: Path) -> Path:
-    """The job's configuration as a file."""
+    """Write the job's configuration to a file."""
     path = directory / "job.toml"
     path.write_text("\n".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in config.to_mapping().items()))
     return path
 
 
 def run(config: JobConfig, directory: Path, *arguments: str) -> Result:
-    """Run `statemgr materialize` of a job."""
+    """Run `statemgr materialize` on a job."""
     path = str(write_file(config, directory))
     return CliRunner().invoke(cli, ["materialize", "--config", path, *arguments], catch_exceptions=False)
 
 
 def materialize(config: JobConfig, directory: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What `statemgr materialize` reports of each task and store."""
+    """Return what `statemgr materialize` reports for each task and store."""
     result = run(config, directory, "--json", "--parallel", "1", *arguments)
     assert result.exit_code == 0, result.output
     found: list[dict[str, Any]] = json.loads(result.stdout)
@@ -53,7 +53,7 @@ def materialize(config: JobConfig, directory: Path, *arguments: str) -> list[dic
 
 
 def offers(config: JobConfig) -> Mapping[OfferKey, Offer]:
-    """The offers on the topic, expired ones too."""
+    """Return the offers on the topic, including expired ones."""
     with closing(CheckpointTopic(config, SystemClock())) as log:
         log.read()
         return log.offers()

@@ -1,4 +1,4 @@
-"""Jobs of other software for the tests of adoptions: topics, groups, and what a new job makes of them."""
+"""Jobs of other software for the adoption tests: topics, groups, and the state that a new job takes over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Changes = Sequence[tuple[bytes, bytes | None]]
 
 
 def make(kafka: KafkaServer, topic: str, partitions: int = 2, **settings: str) -> None:
-    """A topic, compacted unless the settings say otherwise (``__`` for ``.``)."""
+    """Create a topic, compacted unless the settings say otherwise (``__`` for ``.``)."""
     config = {"cleanup.policy": "compact"} | {key.replace("__", "."): value for key, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result(30)
@@ -37,7 +37,7 @@ def write(kafka: KafkaServer, topic: str, partition: int, changes: Changes) -> N
 
 
 def commit(kafka: KafkaServer, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    """Commit offsets as a member of a group would, and leave no member behind."""
+    """Commit offsets as a group member would, and leave no member behind."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
     places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     consumer.commit(offsets=places, asynchronous=False)
@@ -46,7 +46,7 @@ def commit(kafka: KafkaServer, group: str, offsets: Mapping[tuple[str, int], int
 
 @contextmanager
 def member(kafka: KafkaServer, group: str, topic: str) -> Any:
-    """A living member of a group."""
+    """Run a live member of a group inside the block."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
     consumer.subscribe([topic])
     wait_until(lambda: consumer.poll(0.2) is None and bool(consumer.assignment()))
@@ -57,13 +57,13 @@ def member(kafka: KafkaServer, group: str, topic: str) -> Any:
 
 
 def await_empty(kafka: KafkaServer, group: str) -> None:
-    """Wait until the members of a group that died are forgotten."""
+    """Wait until the broker has forgotten the dead members of a group."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     wait_until(lambda: admin.describe_consumer_groups([group])[group].result(10).state.name == "EMPTY")
 
 
 def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """The watermarks of every partition, to see that nothing was written."""
+    """Return the watermarks of every partition, to check that nobody wrote to them."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "look"})
     found = {}
     for topic in topics:
@@ -74,20 +74,20 @@ def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, i
 
 
 def topics_of(kafka: KafkaServer, job: str) -> set[str]:
-    """The topics that have a job's name in theirs. Other tests make topics on the broker at the same time."""
+    """Return the topics whose names contain a job's name. Other tests create topics on the broker at the same time."""
     found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=60).topics
     return {name for name in found if job in name}
 
 
 class Adopter:
-    """Runs ``statemgr adopt`` for one old job, with ``job.toml`` in a directory of its own."""
+    """Runs ``statemgr adopt`` for one old job, with ``job.toml`` in its own directory."""
 
     def __init__(self, kafka: KafkaServer, directory: Path, *old: str) -> None:
         self.kafka, self.directory, self.old = kafka, directory, old
         self.file = directory / "job.toml"
 
     def run(self, *arguments: str, status: int = 0, old: Sequence[str] | None = None) -> str:
-        """Run it. Returns: what it prints on both streams."""
+        """Run the command. Return what it prints to both streams."""
         given = [
             "adopt",
             *(self.old if old is None else old),
@@ -102,12 +102,12 @@ class Adopter:
         return result.stdout if "--json" in arguments and status == 0 else result.output
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """Run it with ``--json``."""
+        """Run the command with ``--json``."""
         found: dict[str, Any] = json.loads(self.run(*arguments, "--json"))
         return found
 
     def init(self, name: str, *arguments: str) -> JobConfig:
-        """Write the configuration, as its user would."""
+        """Write the configuration, as a user would."""
         state = f"state.dir={self.directory / 'state'}"
         servers = f"kafka.bootstrap.servers={self.kafka.bootstrap_servers}"
         settings = ("--set", servers, "--set", state, "--set", "task.commit.timeout.ms=30000")
@@ -116,12 +116,12 @@ class Adopter:
 
     @property
     def config(self) -> JobConfig:
-        """As it is in the file."""
+        """Return the configuration from the file."""
         return JobConfig.from_file(self.file)
 
 
 def state(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[Mapping[str, int]]]:
-    """The state of every task by store, and its input offsets, as the new job opens them."""
+    """Return the state of every task by store, and its input offsets, as the new job opens them."""
     states, offsets = [], []
     with StateManager(config) as manager:
         for number in range(config.tasks):
@@ -138,7 +138,7 @@ def state(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[
 
 
 def whole(config: JobConfig, store: str) -> dict[bytes, bytes]:
-    """The keys of a store in all tasks, each of which must be in one task alone."""
+    """Return the keys of a store over all tasks. Each key must be in exactly one task."""
     found: dict[bytes, bytes] = {}
     for of_task in state(config)[0]:
         assert not found.keys() & of_task[store].keys()

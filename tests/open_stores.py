@@ -1,4 +1,4 @@
-"""Open stores for tests, without a broker: committed by hand, as the flows do it, and opened again."""
+"""Open stores without a broker. Tests commit them by hand, in the same way as the flows, and open them again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TASK = "Partition 0"
 
 
 class CommittedStore:
-    """One store of one task, and a dictionary that gets what a changelog would get.
+    """One store of one task, and a dictionary that receives what a changelog would receive.
 
     Args:
-        directory: where local state is kept.
-        track: whether a changelog is fed.
+        directory: the directory of the local state.
+        track: whether the store feeds a changelog.
         settings: keys after ``stores.totals.``.
     """
 
@@ -54,12 +54,12 @@ class CommittedStore:
         self.store = Store(self.opened, key_serde(self.opened.config), value_serde(self.opened.config))
 
     def freeze(self) -> FrozenStore:
-        """The synchronous part of a commit."""
+        """Run the synchronous part of a commit."""
         self._commits += 1
         return self.opened.freeze(f"s{self._commits}", snapshot=True)
 
     def publish(self, frozen: FrozenStore) -> None:
-        """The rest of it, published and acknowledged."""
+        """Run the rest of the commit: publish and acknowledge."""
         directories = self.opened.directories
         assert frozen.staging is not None
         made = directories.finished(frozen.staging)
@@ -72,16 +72,16 @@ class CommittedStore:
         self.opened.acknowledged(frozen, frozen.state_id)
 
     def give_up(self, frozen: FrozenStore) -> None:
-        """The commit failed before its publish."""
+        """Simulate a commit that fails before its publish."""
         assert frozen.staging is not None
         self.opened.directories.discard(frozen.staging)
 
     def reopen(self) -> None:
-        """The owner is gone; the next one opens what was published last."""
+        """Simulate a new owner that opens the last published state after the old owner has gone."""
         self.opened.close()
         self._open()
 
     def close(self) -> None:
-        """Close the store, and all that it needed."""
+        """Close the store and everything that it used."""
         self.opened.close()
         self._services.close()

@@ -1,4 +1,4 @@
-"""Owners that lose or nearly lose a task, for tests: brokers that forget quickly, and processes that are suspended."""
+"""Owners that lose or nearly lose a task: brokers that forget quickly, and suspended processes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.jobs import job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
-#: A broker that aborts a transaction soon after its timeout.
+#: Settings of a broker that aborts a transaction soon after its timeout.
 STRICT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 
 
 def job(broker: KafkaBroker | KafkaServer, directory: Path, **more: object) -> JobConfig:
-    """A dual-commit job on a broker of the test's own; keys have ``__`` for ``.``."""
+    """Return a dual-commit job on the test's own broker. Keys use ``__`` for ``.``."""
     server = KafkaServer(bootstrap_servers=broker.bootstrap_servers, kind="local")
     return JobConfig.from_mapping(job_mapping(server, directory, **more))  # type: ignore[arg-type]
 
 
 def forgotten(broker: KafkaServer, *transactional_ids: str) -> None:
-    """Return when the broker has forgotten transactional IDs: it notes that on its own topic, by a tombstone."""
+    """Wait until the broker has forgotten transactional IDs. It records that with a tombstone on its own topic."""
     reader = Consumer(
         {"bootstrap.servers": broker.bootstrap_servers, "group.id": "look", "auto.offset.reset": "earliest"}
     )
@@ -55,7 +55,7 @@ def forgotten(broker: KafkaServer, *transactional_ids: str) -> None:
 
 
 class Suspended:
-    """A process that commits a task, and suspends itself at a step of its second commit."""
+    """A process that commits a task and suspends itself at a phase of its second commit."""
 
     def __init__(self, config: JobConfig, phase: Phase) -> None:
         order = json.dumps({"config": dict(config.to_mapping()), "phase": phase.value})
@@ -66,14 +66,14 @@ class Suspended:
         assert os.WIFSTOPPED(status), "it ended before it was suspended"
 
     def go_on(self) -> list[dict[str, Any]]:
-        """Wake it up. Returns: what its commits from then on ended with."""
+        """Wake the process up. Return the outcomes of its commits from then on."""
         self._process.send_signal(signal.SIGCONT)
         out, _ = self._process.communicate(timeout=300)
         return [json.loads(line) for line in out.splitlines()]
 
 
 def killed_in_all_commits(config: JobConfig) -> None:
-    """Run a process that opens every task of a job, and is killed while each has a transaction open."""
+    """Run a process that opens every task of a job and dies by SIGKILL while each task has an open transaction."""
     order = json.dumps({"config": dict(config.to_mapping())})
     ended = subprocess.run([sys.executable, "-m", "tests.owners", order], check=False, timeout=600)
     assert ended.returncode == -signal.SIGKILL
@@ -87,7 +87,7 @@ def _commit_all_and_die(config: JobConfig) -> None:
             return
         if together.wait(60) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()  # none of them goes on
+        threading.Event().wait()  # no task continues
 
     manager = StateManager(config)
     tasks = [manager.open_task(f"Partition {index}") for index in range(config.tasks)]
@@ -102,7 +102,7 @@ def _commit_all_and_die(config: JobConfig) -> None:
 
 
 def _main() -> None:
-    """The process: three more commits after the one that it was suspended in, each is tried once."""
+    """Run the process: one commit, then four more, each tried once. The first of the four suspends the process."""
     order = json.loads(sys.argv[1])
     if "phase" not in order:
         _commit_all_and_die(JobConfig.from_mapping(order["config"]))
@@ -114,7 +114,7 @@ def _main() -> None:
         def suspend(phase: Phase, _: str) -> None:
             if phase in waiting:
                 waiting.clear()
-                # sent to this thread: another one would leave it time for the next step
+                # sent to this thread: if another thread got the signal, this one could reach the next phase
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         add_observer(suspend)

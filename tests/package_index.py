@@ -1,4 +1,4 @@
-"""A package index on this machine: takes uploads of twine, and serves them to pip. For tests of releases."""
+"""A local package index that accepts uploads from twine and serves them to pip, for testing releases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class PackageIndex:
-    """The files of one project. ``upload_url`` is for twine, and ``simple_url`` for pip.
+    """The files of one project. ``upload_url`` is for twine, ``simple_url`` for pip.
 
     Sources: the legacy upload API of the Python package index, and PEP 503.
     """
@@ -26,7 +26,7 @@ class PackageIndex:
 
 @contextmanager
 def package_index() -> Iterator[PackageIndex]:
-    """Run an index while the block runs."""
+    """Run an index inside the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

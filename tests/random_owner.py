@@ -1,8 +1,9 @@
-"""An owner of tasks, or of the whole job, in a process of its own: ``python -m tests.random_owner '<config>'``.
+"""An owner of tasks, or of the whole job, in its own process: ``python -m tests.random_owner '<config>'``.
 
-Orders are lines of JSON on the standard input, answers on the standard output. An order has ``do`` and what that takes,
-and a ``plan``: ``die``, ``stop`` or ``fail`` at a phase; ``lost``: the next commit's acknowledgement, before it came
-(``early``) or after (``late``); ``unsettled``: how often it cannot be settled then.
+The process reads orders as lines of JSON from standard input and answers on standard output. An order has ``do``, the
+arguments of that method, and a ``plan``: ``die``, ``stop`` or ``fail`` at a phase; ``lost`` loses the next commit's
+acknowledgement, before it arrives (``early``) or after (``late``); ``unsettled`` is the number of times that the commit
+cannot be settled then.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _number(checkpoint: Checkpoint | None) -> int:
 
 
 class Owner:
-    """What can be ordered. Commits are known by the number that is their input offset."""
+    """The methods that a test can order. The input offset of a commit is the number that identifies it."""
 
     def __init__(self, config: JobConfig) -> None:
         self._config = config
@@ -79,7 +80,7 @@ class Owner:
         return {"base": _number(opened.last_checkpoint), "content": _content(opened.store("totals"))}
 
     def commit(self, task: str, number: int, items: Items) -> dict[str, Any]:
-        """Write to a task, and commit it."""
+        """Write to a task and commit it."""
         _write(self._tasks[task].store("totals"), items)
         self._tasks[task].commit({"orders-0": number})
         return {}
@@ -90,13 +91,13 @@ class Owner:
         return {}
 
     def acquire(self) -> dict[str, Any]:
-        """Take the whole job over."""
+        """Take over the whole job."""
         self._epoch = self._manager.acquire()
         self._checkpoints = self._epoch.checkpoints
         return {"bases": {task: _number(checkpoint) for task, checkpoint in self._checkpoints.items()}}
 
     def publish(self, numbers: Mapping[str, int], items: Mapping[str, Items]) -> dict[str, Any]:
-        """One attempt at each task, and a publish of all. It is repeated while that may help."""
+        """Attempt each task, then publish all of them. Repeat the publish while a retry may help."""
         prepared = []
         for task, number in numbers.items():
             with open_attempt(self._config, task, self._checkpoints[task], self._epoch) as attempt:
@@ -114,7 +115,7 @@ class Owner:
 
 
 def main() -> None:
-    """Take orders until there are none."""
+    """Carry out orders until the input ends."""
     add_observer(_observe)
     TransactionalPublisher._commit = _lose  # type: ignore[method-assign]
     for module in (statemgr.flows.publish, statemgr.engine.coordinator):

@@ -1,4 +1,4 @@
-"""A second broker beside a local one, so that partitions can lose their leader while the cluster goes on."""
+"""A second broker next to a local one, so that partitions can lose their leader while the cluster keeps running."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SecondBroker(KafkaBroker):
         }
 
     def new_cluster_id(self) -> str:
-        """The ID of the first one's cluster."""
+        """Return the cluster ID of the first broker."""
         properties = (self.first.directory / "data" / "meta.properties").read_text()
         found = re.search(r"^cluster\.id=(.+)$", properties, re.MULTILINE)
         assert found is not None
         return found[1]
 
     def make_topic(self, name: str) -> None:
-        """A topic with one partition, which this broker alone has."""
+        """Create a topic whose only partition is on this broker alone."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         admin.create_topics([NewTopic(name, 1, replica_assignment=[[2]])])[name].result(30)

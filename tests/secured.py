@@ -1,4 +1,4 @@
-"""A broker with an authorizer and an S3 server with bucket policies, and one user of both with the given rights."""
+"""A broker with an authorizer, an S3 server with bucket policies, and one user of both with chosen rights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Right:
-    """One right on one resource, and what it is for, as the page says."""
+    """One right on one resource and its purpose, as the security page lists it."""
 
     server: str
     resource: str
@@ -48,7 +48,7 @@ class Right:
 
 
 def documented(names: Mapping[str, str]) -> list[Right]:
-    """The rows of the page, one right each; ``names`` replaces the placeholders (``<job.name>``)."""
+    """Return the rows of the page, one right each. ``names`` replaces placeholders such as ``<job.name>``."""
     found = []
     for row in filter(None, map(_ROW.match, PAGE.read_text().splitlines())):
         resource = re.sub(r"<[^>]+>", lambda name: names[name[0]], row[2])
@@ -60,7 +60,7 @@ def documented(names: Mapping[str, str]) -> list[Right]:
 
 @dataclass
 class SecuredKafka:
-    """A broker that lets in everybody as super user, and by SASL one user with ACLs."""
+    """A broker that treats a plain connection as a super user. Over SASL it accepts one user, whom ACLs restrict."""
 
     directory: Path
     broker: KafkaBroker = field(init=False)
@@ -89,13 +89,13 @@ class SecuredKafka:
         self.broker.delete()
 
     def make_topic(self, name: str) -> None:
-        """A topic with one partition."""
+        """Create a topic with one partition."""
         admin = self._admin()
         admin.create_topics([NewTopic(name, 1)])[name].result(30)
 
     @property
     def settings(self) -> dict[str, object]:
-        """Of a job that comes as the user."""
+        """Return the settings of a job that connects as the user."""
         return {
             "kafka.bootstrap.servers": f"127.0.0.1:{self.sasl_port}",
             "kafka.security.protocol": "SASL_PLAINTEXT",
@@ -105,7 +105,7 @@ class SecuredKafka:
         }
 
     def allow(self, rights: Iterable[Right]) -> None:
-        """The user has these rights from now on, and no others."""
+        """Give the user these rights and no others."""
         everything = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
@@ -117,7 +117,7 @@ class SecuredKafka:
             made.result(30)
 
     def _admin(self) -> AdminClient:
-        # none is kept: it would outlive the broker, and complain about that once a second
+        # no client is kept: it would outlive the broker and log errors once a second
         return AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
 
 
@@ -133,7 +133,7 @@ def _binding(right: Right) -> AclBinding:
 
 @dataclass
 class SecuredS3:
-    """versitygw with one bucket of the root user's, which a policy opens to the user."""
+    """A versitygw server with one bucket. The root user owns it, and a policy opens it to the user."""
 
     directory: Path
     server: S3Server = field(init=False)
@@ -160,7 +160,7 @@ class SecuredS3:
         self._process.stop(2.0)
 
     def settings(self, prefix: str) -> dict[str, object]:
-        """Of a job that comes as the user."""
+        """Return the settings of a job that connects as the user."""
         return {
             "blob.store.uri": f"s3://{BUCKET}/{prefix}",
             "blob.store.s3.endpoint": self.server.endpoint,
@@ -171,7 +171,7 @@ class SecuredS3:
         }
 
     def root(self) -> Any:
-        """A client with all rights."""
+        """Return a client with all rights."""
         import boto3
 
         return boto3.client(
@@ -183,7 +183,7 @@ class SecuredS3:
         )
 
     def allow(self, rights: Iterable[Right]) -> None:
-        """The user has these rights from now on, and no others."""
+        """Give the user these rights and no others."""
         by_resource: dict[str, list[str]] = {}
         for right in rights:
             if right.server == "S3":

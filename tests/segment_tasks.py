@@ -1,4 +1,4 @@
-"""Tasks that commit segments of changes, without a broker: what they have prepared is published by hand."""
+"""Tasks that commit segments of changes without a broker. The helper publishes their prepared commits by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTORY, STORE = "blob-store", "totals"
 
 
 def config_of(directory: Path, **more: object) -> JobConfig:
-    """A job with one small store, on a directory of blobs. Keys in ``more`` have ``__`` for ``.``."""
+    """Return a job with one small store on a directory of blobs. Keys in ``more`` use ``__`` for ``.``."""
     return JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -34,17 +34,17 @@ def config_of(directory: Path, **more: object) -> JobConfig:
 
 @dataclass
 class Told:
-    """What the metrics of one task were told, newest last."""
+    """The reports that the metrics of one task received, newest last."""
 
     backlogs: list[tuple[int, int]] = field(default_factory=list)
     seconds: list[float | None] = field(default_factory=list)
 
     def backlog(self, store: str, segments: int, size: int) -> None:
-        """As the protocol says."""
+        """Record a backlog, as the protocol defines it."""
         self.backlogs.append((segments, size))
 
     def materialized(self, store: str, seconds: float | None, error: Exception | None = None) -> None:
-        """As the protocol says."""
+        """Record a materialization, as the protocol defines it."""
         self.seconds.append(seconds)
 
 
@@ -63,7 +63,7 @@ class SegmentTask:
         self._commits = itertools.count()
 
     def commit(self, items: Mapping[bytes, bytes | None] | None = None) -> Checkpoint:
-        """Put and delete (or change one key), commit, and wait for the snapshot if that starts one."""
+        """Write the items (or change one key), commit, and wait for the snapshot if the commit starts one."""
         number = next(self._commits)
         self._store.content.write(items.items() if items is not None else [(b"key", b"%d" % number)])
         base = CommitBase(self.name, Layout(1, 1, "kafka-partition"), 1, self.checkpoint)
@@ -80,6 +80,6 @@ class SegmentTask:
         return self.checkpoint
 
     def close(self) -> None:
-        """Close its store."""
+        """Close the task's store."""
         self.snapshots.close()
         self._store.close()

@@ -1,9 +1,9 @@
-"""The one place where tests get their Kafka broker and their S3 server from.
+"""The Kafka broker and the S3 server of the test suite.
 
-Three kinds, chosen by environment: addresses of servers that already run (``STATEMGR_TEST_KAFKA``,
-``STATEMGR_TEST_S3_ENDPOINT`` …), containers (``STATEMGR_TEST_SERVERS=containers``), or local processes (the
-default). A run's servers start at first use, are shared by all its workers, and stop at its end. Those of a
-run that was killed are stopped by the next one.
+The environment selects one of three kinds: servers that already run (``STATEMGR_TEST_KAFKA``,
+``STATEMGR_TEST_S3_ENDPOINT`` …), containers (``STATEMGR_TEST_SERVERS=containers``), or local processes (the default). A
+run's servers start at first use, serve all of its workers and stop at its end. If a run is killed, the next run stops
+its servers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _RUN_PREFIX = "statemgr-tests-"
 _CP_KAFKA_IMAGE = "confluentinc/cp-kafka:8.1.1"
 _VERSITYGW_IMAGE = "versity/versitygw:v1.8.0"
 _CONTAINER_DEADLINE_S = 300
-#: Quick cleaning and expiry, so that a test can see compaction; topics ask for it by their settings.
+#: Fast cleaning and expiry, so that a test can observe compaction. Topics enable it in their settings.
 BROKER_SETTINGS = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "1000"}
 
-#: A broker that forgets a transactional ID after 1.5 s, and what an idle producer wrote; and that aborts a transaction
-#: soon after its timeout.
+#: A broker that forgets an unused transactional ID and an idle producer's state after 1.5 s, and that aborts a
+#: transaction soon after its timeout.
 FORGETFUL_SETTINGS = {
     "transactional.id.expiration.ms": "1500",
     "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
@@ -55,7 +55,7 @@ class KafkaServer:
     kind: str  # "local", "containers" or "given"
 
     def fresh_name(self, prefix: str = "test") -> str:
-        """A name for a topic or a job that no other test has."""
+        """Return a name for a topic or a job that no other test has."""
         return f"{prefix}-{secrets.token_hex(5)}"
 
 
@@ -72,11 +72,11 @@ class S3Server:
     kind: str  # "local", "containers" or "given"
 
     def fresh_prefix(self, prefix: str = "test") -> str:
-        """A key prefix that no other test has."""
+        """Return a key prefix that no other test has."""
         return f"{prefix}-{secrets.token_hex(5)}"
 
     def client(self) -> Any:
-        """A plain boto3 client, for looking at what was stored."""
+        """Return a plain boto3 client for inspecting what the server stores."""
         import boto3
         from botocore.config import Config
 
@@ -91,19 +91,19 @@ class S3Server:
 
 
 def kafka_server() -> KafkaServer:
-    """The run's broker, started if it does not run yet."""
+    """Return the run's broker. Start it if it does not run yet."""
     if given := os.environ.get("STATEMGR_TEST_KAFKA"):
         return KafkaServer(bootstrap_servers=given, kind="given")
     return KafkaServer(**_shared("kafka", _containers_kafka if _in_containers() else _local_kafka))
 
 
 def forgetful_server() -> KafkaServer:
-    """The run's local broker that soon forgets its producers, started if it does not run yet."""
+    """Return the run's local broker that soon forgets its producers. Start it if it does not run yet."""
     return KafkaServer(**_shared("forgetful", _local_forgetful))
 
 
 def s3_server() -> S3Server:
-    """The run's S3 server, started if it does not run yet."""
+    """Return the run's S3 server. Start it if it does not run yet."""
     if os.environ.get("STATEMGR_TEST_S3_ENDPOINT"):
         server = _given_s3()
         _ensure_bucket(server)
@@ -112,7 +112,7 @@ def s3_server() -> S3Server:
 
 
 def begin_run() -> None:
-    """Called once per run, by the process that the user started: make its workers' directory."""
+    """Create the workers' directory. The process that the user started calls this once per run."""
     for leftover in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*"):
         if not _owner_runs(leftover):
             _end(leftover)
@@ -123,7 +123,7 @@ def begin_run() -> None:
 
 
 def end_run() -> None:
-    """Called by the same process at the end: stop what the run has started."""
+    """Stop the servers that the run started. The same process calls this at the end."""
     while _containers:
         _containers.pop().stop()
     directory = os.environ.pop(RUN_DIRECTORY_VARIABLE, None)
@@ -132,7 +132,7 @@ def end_run() -> None:
 
 
 def run_directory() -> Path:
-    """The directory that all workers of this run share."""
+    """Return the directory that all workers of this run share."""
     return Path(os.environ[RUN_DIRECTORY_VARIABLE])
 
 
@@ -198,7 +198,7 @@ def _containers_kafka() -> dict[str, Any]:
     from testcontainers.community.kafka import KafkaContainer
 
     class Broker(KafkaContainer):
-        """Ready when it answers; what it logs by then differs between images and loggers."""
+        """A broker that is ready when it answers. Its log lines differ between images and loggers."""
 
         def configure(self) -> None:
             super().configure()

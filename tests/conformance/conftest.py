@@ -1,4 +1,4 @@
-"""Blob stores of every kind for the suite that all of them pass."""
+"""Blob stores of every kind for the conformance suite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOB_KINDS = ("memory", "file", "s3")
 
 @pytest.fixture(params=BLOB_KINDS)
 def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
-    """The configuration of a job with an empty blob store of its own."""
+    """Return the configuration of a job with its own empty blob store."""
     settings: dict[str, object] = {"job.name": "orders"}
     if request.param == "s3":
         s3 = request.getfixturevalue("s3")
@@ -39,7 +39,7 @@ def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
 
 @pytest.fixture(params=["raw", "decorated"])
 def opened_blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
-    """A blob store of each kind, as its adapter is and as the job gets it."""
+    """Open a blob store of each kind, both as the bare adapter and with the decorators that a job uses."""
     opened: Callable[[JobConfig, SystemClock], BlobStore] = (
         open_raw_blob_store if request.param == "raw" else open_blob_store
     )

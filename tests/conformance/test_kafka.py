@@ -1,4 +1,4 @@
-"""The broker in memory does what a real one does: each test runs on both, through the adapters of production."""
+"""The in-memory broker behaves like a real one: each test runs on both, through the production adapters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers import KafkaServer
 
 @pytest.fixture(params=["memory", "kafka"])
 def config(request: pytest.FixtureRequest) -> Iterator[JobConfig]:
-    """A new job with its topics."""
+    """Create a new job with its topics."""
     name = f"memory:{token_hex(8)}"
     with served(MemoryBroker(), name):
         server: KafkaServer | None = None if request.param == "memory" else request.getfixturevalue("kafka")
@@ -46,33 +46,33 @@ def config(request: pytest.FixtureRequest) -> Iterator[JobConfig]:
 
 @pytest.fixture
 def changelog(config: JobConfig) -> Iterator[ChangelogTopics]:
-    """Reads the job's changelog."""
+    """Return a reader of the job's changelog."""
     topics = ChangelogTopics(config, SystemClock(), system_ids())
     yield topics
     topics.close()
 
 
 def publisher(config: JobConfig) -> TransactionalPublisher:
-    """A fenced publisher of the job's task."""
+    """Return a fenced publisher for the job's task."""
     made = TransactionalPublisher(config, task_transactional_id(config, "Partition 0"), SystemClock())
     made.fence()
     return made
 
 
 def publish(by: TransactionalPublisher, topic: str, *keys: bytes) -> Delivered:
-    """Publish one record for each key. Returns: where they are."""
+    """Publish one record per key. Return their offsets."""
     with by.transaction() as transaction:
         transaction.send_changes(topic, 0, [(key, b"v") for key in keys])
         return transaction.flush()[topic, 0]
 
 
 def keys(changelog: ChangelogTopics, topic: str) -> list[bytes]:
-    """The keys of all committed records, in order."""
+    """Return the keys of all committed records, in order."""
     return [record.key for batch in changelog.read(topic, 0, *changelog.bounds(topic, 0)) for record in batch]
 
 
 def test_a_transaction_is_published_whole(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """Delivered offsets are those that a reader finds, and a marker takes the offset after them."""
+    """A reader finds the delivered offsets. The transaction's marker takes the offset after them."""
     topic = config.stores["totals"].changelog_topic
     by = publisher(config)
     assert publish(by, topic, b"a", b"b", b"c") == (0, 3, 3)
@@ -84,7 +84,7 @@ def test_a_transaction_is_published_whole(config: JobConfig, changelog: Changelo
 
 
 def test_an_open_transaction_is_not_settled(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """The watermark is after its records, and the settled end before them."""
+    """While a transaction is open, the watermark is after its records and the settled end is before them."""
     topic = config.stores["totals"].changelog_topic
     by = publisher(config)
     publish(by, topic, b"a")
@@ -97,7 +97,7 @@ def test_an_open_transaction_is_not_settled(config: JobConfig, changelog: Change
 
 
 def test_an_aborted_transaction_is_not_read(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """Its records keep their offsets, and no reader of committed records gets them."""
+    """Records of an aborted transaction keep their offsets, but no reader of committed records gets them."""
     topic = config.stores["totals"].changelog_topic
     by = publisher(config)
     publish(by, topic, b"a")
@@ -113,7 +113,7 @@ def test_an_aborted_transaction_is_not_read(config: JobConfig, changelog: Change
 
 
 def test_a_newer_owner_fences_an_older_one(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """Also in the middle of its transaction, whose records are not published."""
+    """A newer owner fences an older one even in the middle of a transaction, whose records stay unpublished."""
     topic = config.stores["totals"].changelog_topic
     old = publisher(config)
     with pytest.raises(FencedError), old.transaction() as transaction:  # noqa: PT012 - the end of the block commits
@@ -139,7 +139,7 @@ def test_a_newer_owner_fences_an_older_one(config: JobConfig, changelog: Changel
 def test_records_are_encoded_or_refused(
     config: JobConfig, changelog: ChangelogTopics, topic: str | None, value: Any, headers: Any, error: Any
 ) -> None:
-    """Text becomes UTF-8. What a client or a broker does not take ends the transaction with the same kind of error."""
+    """Text becomes UTF-8. A record that a client or broker rejects ends the transaction with the same kind of error."""
     known, by = config.stores["totals"].changelog_topic, publisher(config)
     with pytest.raises(error) if error else nullcontext(), by.transaction() as transaction:
         transaction.send(topic or known, b"a", value, partition=0, headers=headers)
@@ -149,7 +149,7 @@ def test_records_are_encoded_or_refused(
 
 
 def test_a_missing_topic_is_missing(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """It is an error of its own, and not an empty topic."""
+    """A missing topic raises its own error and does not look like an empty topic."""
     with pytest.raises(MissingState):
         changelog.describe("no-such-topic")
     with pytest.raises(MissingState):
@@ -157,5 +157,5 @@ def test_a_missing_topic_is_missing(config: JobConfig, changelog: ChangelogTopic
 
 
 def test_records_have_the_time_of_the_broker(config: JobConfig, changelog: ChangelogTopics) -> None:
-    """In a range around this machine's time, to a minute."""
+    """The time that the broker gives to records is within a minute of this machine's time."""
     assert abs(changelog.time_ms() - SystemClock().time_ns() // 1_000_000) < 60_000

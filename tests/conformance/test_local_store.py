@@ -1,4 +1,4 @@
-"""Every local store passes the same suite: RocksDB and memory."""
+"""Every kind of local store passes the same suite: RocksDB and memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Open = Callable[[Path], LocalStore]
 
 @pytest.fixture(params=["rocksdb", "memory"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The kind of store under test."""
+    """Return the kind of store under test."""
     return str(request.param)
 
 
 @pytest.fixture
 def open_at(kind: str) -> Iterator[Open]:
-    """Opens stores of the kind, and closes them at the end."""
+    """Return a function that opens stores of the kind. The fixture closes them at the end."""
     opened: list[LocalStore] = []
 
     def open_one(directory: Path) -> LocalStore:
@@ -40,12 +40,12 @@ def open_at(kind: str) -> Iterator[Open]:
 
 @pytest.fixture
 def store(open_at: Open, tmp_path: Path) -> LocalStore:
-    """An empty store."""
+    """Open an empty store."""
     return open_at(tmp_path / "live")
 
 
 def test_put_get_delete(store: LocalStore) -> None:
-    """The newest change of a key is what is read, within one write and across writes."""
+    """A read returns the newest change of a key, within one write and across writes."""
     store.write([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")])
     store.write([(b"b", None), (b"never", None)])
     assert store.get(b"a") == b"3"
@@ -69,7 +69,7 @@ def test_writes_nothing_of_a_bad_batch(store: LocalStore) -> None:
 
 
 def test_scan_bounds_and_order(store: LocalStore) -> None:
-    """Items come in byte order; the start is included, the end is not, and None is an open end."""
+    """A scan returns items in byte order. The start is inclusive, the end is exclusive, and None is an open end."""
     keys = [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff"]
     store.write([(key, key) for key in reversed(keys)])
     assert [key for key, _ in store.scan(None, None)] == keys
@@ -82,7 +82,7 @@ def test_scan_bounds_and_order(store: LocalStore) -> None:
 
 
 def test_scan_sees_the_moment_of_its_call(store: LocalStore) -> None:
-    """Writes after the call, also before the first step, are not seen by a scan."""
+    """A scan does not see writes after its call, even those before its first step."""
     store.write([(b"a", b"1"), (b"b", b"1")])
     scan = store.scan(None, None)
     store.write([(b"a", b"2"), (b"b", None), (b"c", b"2")])
@@ -105,7 +105,7 @@ def test_scan_sees_the_moment_of_its_call(store: LocalStore) -> None:
 def test_delete_range(
     store: LocalStore, open_at: Open, tmp_path: Path, start: bytes, end: bytes, left: list[bytes], flushed: bool
 ) -> None:
-    """A range of keys goes, start included and end not; keys written afterwards and a checkpoint are as they should."""
+    """A delete removes a range, start included and end excluded. Later writes and a checkpoint work as usual."""
     store.write([(key, key) for key in (b"", b"\x00", b"a", b"a\x00", b"b", b"\xff", b"\xff\xff")])
     if flushed:
         store.flush()
@@ -121,14 +121,14 @@ def test_delete_range(
 
 
 def test_delete_range_of_an_empty_store(store: LocalStore) -> None:
-    """There is nothing to delete, with any bounds."""
+    """Deleting any range of an empty store changes nothing."""
     for start, end in ((None, None), (b"a", None), (None, b"a"), (b"a", b"b")):
         store.delete_range(start, end)
     assert list(store.scan(None, None)) == []
 
 
 def test_delete_range_is_a_write(store: LocalStore) -> None:
-    """A range that had keys raises the sequence number: the store is known as changed."""
+    """Deleting a range with keys raises the sequence number, so the store counts as changed."""
     store.write([(b"a", b"1"), (b"b", b"1")])
     before = store.sequence_number
     store.delete_range(b"a", None)
@@ -136,7 +136,7 @@ def test_delete_range_is_a_write(store: LocalStore) -> None:
 
 
 def test_a_scan_can_be_closed(store: LocalStore) -> None:
-    """A closed scan goes no further, and says so; one that had ended just stays at its end."""
+    """A closed scan raises an error at its next step. A finished scan just stays at its end."""
     store.write([(b"a", b"1"), (b"b", b"2")])
     half, whole = store.scan(None, None), store.scan(None, None)
     assert next(half) == (b"a", b"1")
@@ -151,7 +151,7 @@ def test_a_scan_can_be_closed(store: LocalStore) -> None:
 
 
 def test_statistics_are_numbers(store: LocalStore) -> None:
-    """Every kind tells something of itself, and it moves with the content."""
+    """Every kind of store reports statistics as numbers, which change with the content."""
     before = dict(store.statistics())
     store.write([(b"%03d" % i, b"x" * 100) for i in range(500)])
     after = store.statistics()
@@ -162,7 +162,7 @@ def test_statistics_are_numbers(store: LocalStore) -> None:
 
 
 def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -> None:
-    """A snapshot reads like any store, refuses every write, and leaves its directory's state as it is."""
+    """A snapshot reads like any store, rejects every write, and leaves the state in its directory unchanged."""
     content = [(b"%03d" % i, b"%d" % i) for i in range(100)]
     store.write(content)
     store.flush()
@@ -200,7 +200,7 @@ def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -
 
 @pytest.mark.parametrize("directory", ["missing", "empty", "foreign"])
 def test_a_snapshot_is_never_made_up(kind: str, tmp_path: Path, directory: str) -> None:
-    """Invariant 8: where there is no store, a snapshot is a CorruptError and nothing is created."""
+    """Invariant 8: where there is no store, opening a snapshot raises CorruptError and creates nothing."""
     if directory != "missing":
         (tmp_path / directory).mkdir()
     if directory == "foreign":
@@ -213,7 +213,7 @@ def test_a_snapshot_is_never_made_up(kind: str, tmp_path: Path, directory: str) 
 
 
 def test_scan_keeps_its_bounds(store: LocalStore) -> None:
-    """A bound that nobody else refers to any more, and whose memory is used again, still ends the scan where it did."""
+    """A scan stops at its bound even after the bound's memory is released and reused."""
     keys = [b"%05d" % n for n in range(1000)]
     store.write([(key, b"") for key in keys])
     for n in range(990):
@@ -224,7 +224,7 @@ def test_scan_keeps_its_bounds(store: LocalStore) -> None:
 
 
 def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path) -> None:
-    """A scan left half-way neither goes on after the close nor keeps the directory locked (finished ones neither)."""
+    """A scan that is left half-way fails after the store is closed, and it does not keep the directory locked."""
     store = open_at(tmp_path / "live")
     store.write([(b"a", b"1"), (b"b", b"2")])
     store.flush()
@@ -239,7 +239,7 @@ def test_close_ends_scans_and_frees_the_directory(open_at: Open, tmp_path: Path)
 
 @pytest.mark.parametrize("read_first", [False, True])
 def test_closed_store_refuses(kind: str, store: LocalStore, tmp_path: Path, read_first: bool) -> None:
-    """Every use after close is a ClosedError; a second close is none."""
+    """Every use after a close raises ClosedError, except a second close."""
     if read_first:
         store.flush()
         store.checkpoint(tmp_path / "copy")
@@ -264,7 +264,7 @@ def test_closed_store_refuses(kind: str, store: LocalStore, tmp_path: Path, read
 
 
 def test_flushed_survives_reopening(open_at: Open, tmp_path: Path) -> None:
-    """What was flushed is there after close and open."""
+    """Flushed content survives a close and an open."""
     store = open_at(tmp_path / "live")
     store.write([(b"a", b"1"), (b"", b"empty key"), (b"empty value", b"")])
     store.flush()
@@ -274,7 +274,7 @@ def test_flushed_survives_reopening(open_at: Open, tmp_path: Path) -> None:
 
 
 def test_large_values(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
-    """Invariant 13, fault 32: a value of 64 MiB and a key of 1 MiB go through a checkpoint unchanged."""
+    """Invariant 13, fault 32: a checkpoint preserves a value of 64 MiB and a key of 1 MiB."""
     value, key = os.urandom(1024) * (64 * 1024), os.urandom(MEBIBYTE)
     assert len(value) == 64 * MEBIBYTE
     store.write([(b"big", value), (key, b"1")])
@@ -286,7 +286,7 @@ def test_large_values(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
 
 
 def test_sequence_number_moves_with_writes_only(store: LocalStore, tmp_path: Path) -> None:
-    """Equal numbers mean equal content: reads, flushes and checkpoints leave it, writes raise it."""
+    """Equal sequence numbers mean equal content: writes raise the number, reads, flushes and checkpoints keep it."""
     store.write([(b"a", b"1")])
     first = store.sequence_number
     store.get(b"a")
@@ -299,7 +299,7 @@ def test_sequence_number_moves_with_writes_only(store: LocalStore, tmp_path: Pat
 
 
 def test_checkpoint_is_a_copy(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
-    """A checkpoint holds the moment of its making, whatever happens to the store or to it afterwards."""
+    """A checkpoint keeps the content of the time when it was made, whatever happens to the store or to it later."""
     store.write([(b"a", b"1")])
     store.flush()
     store.checkpoint(tmp_path / "one")
@@ -315,14 +315,14 @@ def test_checkpoint_is_a_copy(store: LocalStore, open_at: Open, tmp_path: Path) 
 
 
 def test_checkpoint_of_an_empty_store(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
-    """Fault 32: an empty store has a checkpoint too, which opens as an empty store."""
+    """Fault 32: an empty store can make a checkpoint, which opens as an empty store."""
     store.flush()
     store.checkpoint(tmp_path / "checkpoint")
     assert list(open_at(tmp_path / "checkpoint").scan(None, None)) == []
 
 
 def test_checkpoint_refuses_an_existing_directory(store: LocalStore, tmp_path: Path) -> None:
-    """Nothing is overwritten, and the store goes on."""
+    """A checkpoint into an existing directory fails without overwriting it, and the store continues to work."""
     (tmp_path / "there").mkdir()
     with pytest.raises(InvalidError, match="exists"):
         store.checkpoint(tmp_path / "there")
@@ -331,7 +331,7 @@ def test_checkpoint_refuses_an_existing_directory(store: LocalStore, tmp_path: P
 
 
 def test_foreign_directory_is_not_recreated(open_at: Open, tmp_path: Path) -> None:
-    """Invariant 8: a directory with files but no store in it is corrupt, never silently an empty store."""
+    """Invariant 8: a directory with files but without a store is corrupt, and never opens as an empty store."""
     (tmp_path / "live").mkdir()
     (tmp_path / "live" / "000008.sst").write_bytes(b"x")
     with pytest.raises(CorruptError):
@@ -340,7 +340,7 @@ def test_foreign_directory_is_not_recreated(open_at: Open, tmp_path: Path) -> No
 
 
 def test_bulk_load(kind: str, open_at: Open, tmp_path: Path) -> None:
-    """A bulk load takes overwrites and deletes in order and leaves a closed, normal store."""
+    """A bulk load applies overwrites and deletes in order and leaves a closed, normal store."""
     with bulk_writer(kind, tmp_path / "store", {}) as writer:
         writer.write((b"%05d" % (i % 20_000), b"%d" % i) for i in range(45_000))
         writer.write((b"%05d" % i, None) for i in range(0, 20_000, 2))
@@ -355,7 +355,7 @@ def test_bulk_load(kind: str, open_at: Open, tmp_path: Path) -> None:
 
 
 def test_bulk_load_that_fails_is_closed(kind: str, tmp_path: Path) -> None:
-    """The error of the block comes out as it is, and nothing keeps the directory open."""
+    """A failed bulk load passes on the block's error and leaves the directory unlocked."""
 
     def load() -> None:
         with bulk_writer(kind, tmp_path / "store", {}) as writer:
@@ -371,7 +371,7 @@ def test_bulk_load_that_fails_is_closed(kind: str, tmp_path: Path) -> None:
 
 
 def test_unknown_kind(tmp_path: Path) -> None:
-    """A kind that does not exist is a configuration error."""
+    """An unknown kind of store is a configuration error."""
     with pytest.raises(ConfigError, match="tape"):
         open_store("tape", tmp_path, {})
     with pytest.raises(ConfigError, match="tape"):
@@ -381,7 +381,7 @@ def test_unknown_kind(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_made_concurrently(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
-    """B3: one that is made while a thread writes has all that was there at its begin; the writer's own are exact."""
+    """B3: a checkpoint made during another thread's writes has all earlier content. The writer's own are exact."""
     value = bytes(20_000)
     seen: list[tuple[Path, int]] = []
     written, stop, failures = [0], threading.Event(), list[BaseException]()

@@ -1,4 +1,4 @@
-"""Every state backend passes the suite that others get, on each kind of storage that it has."""
+"""Every state backend passes the public conformance suite on each kind of storage that it supports."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class TestKafkaChangelog(StateBackendSuite):
 
     @pytest.fixture
     def settings(self, kafka: KafkaServer, tmp_path: Path) -> Mapping[str, object]:
-        """A job that only has changelogs."""
+        """Return a job that only has changelogs."""
         return job_mapping(kafka, tmp_path, backup=("kafka-changelog",))
 
 
 class TestInMemory(StateBackendSuite):
-    """Both backends on the broker and the blob store that ``JobTester`` uses: the broker has what they rely on."""
+    """Both backends on the in-memory broker and blob store of ``JobTester``."""
 
     @pytest.fixture(params=["kafka-changelog", "blob-store"])
     def settings(self, request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]]:
-        """A job that only has this backend."""
+        """Return a job that only has this backend."""
         name = token_hex(8)
         with served(MemoryBroker(), f"memory:{name}"):
             yield {
@@ -43,11 +43,11 @@ class TestInMemory(StateBackendSuite):
 
 
 class TestAnotherPackage(StateBackendSuite):
-    """The backend of examples/plug_ins, which docs/extending.md shows: it copies the state into a directory."""
+    """The backend of examples/plug_ins, which docs/extending.md shows. It copies the state into a directory."""
 
     @pytest.fixture
     def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
-        """A job that only has this backend, on a broker in memory."""
+        """Return a job that only has this backend, on an in-memory broker."""
         monkeypatch.setenv("SHARED_STATE", str(tmp_path / "shared"))
         factory = "examples.plug_ins.shared_directory:SharedDirectory"
         name = token_hex(8)
@@ -65,6 +65,6 @@ class TestBlobStore(StateBackendSuite):
 
     @pytest.fixture(params=["1 commit", "50 commits"])
     def settings(self, request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> Mapping[str, object]:
-        """A job with a snapshot at each commit, and one with segments in between."""
+        """Return a job that makes a snapshot at each commit, or one with segments in between."""
         mapping = job_mapping(kafka, tmp_path, backup=("blob-store",))
         return mapping | {"task.commit.snapshot.interval": [request.param]}

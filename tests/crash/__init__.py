@@ -1,1 +1,1 @@
-"""Real processes killed at named steps; the oracle is the deterministic model."""
+"""Tests that kill real processes at named phases. The deterministic model is the oracle."""

@@ -1,4 +1,4 @@
-"""A child process: runs ``statemgr`` and kills itself at a phase: ``adopt_child.py PHASE NUMBER ARGUMENT...``."""
+"""A process that runs ``statemgr`` and kills itself at a phase: ``adopt_child.py PHASE NUMBER ARGUMENT...``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ seen = 0
 
 
 def die(phase: Phase, subject: str) -> None:
-    """The observer."""
+    """Kill this process at the chosen announcement."""
     global seen
     seen += phase is PHASE
     if seen == NUMBER:

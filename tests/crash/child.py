@@ -1,7 +1,8 @@
-"""A consumer that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.child '{…}'``.
+"""A consumer that kills itself with SIGKILL at a chosen phase: ``python -m tests.crash.child '{…}'``.
 
-Input is a JSON object: ``config`` (a mapping), ``commits`` (commit until input offset), ``phase`` and ``occurrence``
-(die at the n-th time that this step is announced), ``ahead`` (bytes that are stored before their commit, if given).
+Input is a JSON object: ``config`` (a mapping), ``commits`` (commit up to this input offset), ``phase`` and
+``occurrence`` (die at the n-th announcement of this phase), ``ahead`` (store this many bytes before their commit, if
+given).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def die_at(phase: Phase, occurrence: int) -> None:
 
 
 def run(config: JobConfig, commits: int) -> None:
-    """Commit until ``commits`` commits are published, from wherever the checkpoint says."""
+    """Continue from the last checkpoint until ``commits`` commits are published."""
     with StateManager(config) as manager:
         opened_task = manager.open_task("Partition 0")
         last = opened_task.last_checkpoint
@@ -50,13 +51,13 @@ def run(config: JobConfig, commits: int) -> None:
 
 
 def main() -> None:
-    """Do what the order in the first argument says."""
+    """Run the order in the first argument."""
     order = json.loads(sys.argv[1])
     if order.get("phase"):
         die_at(Phase(order["phase"]), order["occurrence"])
     if order.get("ahead"):
         persist_ahead.AHEAD_BYTES = order["ahead"]
-    # commits of the model are small; where they are segments, they shall be tables
+    # The model's commits are small. This makes them tables even so where commits are segments.
     tables._FEWEST = 20
     run(JobConfig.from_mapping(order["config"]), order["commits"])
 

@@ -1,7 +1,7 @@
-"""A command that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.command_child '{…}'``.
+"""A command that kills itself with SIGKILL at a chosen phase: ``python -m tests.crash.command_child '{…}'``.
 
-Input is a JSON object: ``arguments`` of the command line; ``phase`` and ``number``: die when this step is announced for
-the ``number``-th time (default: the first).
+Input is a JSON object: ``arguments`` of the command line, ``phase`` and ``number`` (die at the n-th announcement of
+this phase; default: the first).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A child process: materializes one task and kills itself: ``materialize_child.py POINT NUMBER CONFIG``.
+"""A process that materializes one task and kills itself: ``materialize_child.py POINT NUMBER CONFIG``.
 
-POINT is a phase, or ``replay`` or ``upload`` for the progress of these; it dies at the NUMBER-th time.
+POINT is a phase, or ``replay`` or ``upload`` for progress reports of these steps. The process dies at occurrence
+NUMBER.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ seen = 0
 
 
 def count(point: str) -> None:
-    """Die at the right one."""
+    """Kill this process at the chosen occurrence of the point."""
     global seen
     seen += point == POINT
     if seen == NUMBER:
@@ -30,12 +31,12 @@ def count(point: str) -> None:
 
 
 def observe(phase: Phase, subject: str) -> None:
-    """The observer."""
+    """Count an announced phase."""
     count(phase.value)
 
 
 def progress(what: str, done: int, total: int) -> None:
-    """What the command shows to people."""
+    """Count a progress report, which the command would show to a person."""
     count(what.rpartition(" ")[2])
 
 

@@ -1,4 +1,4 @@
-"""A deterministic job: what commit k writes, and the exact state after k commits. Shared by child and oracle."""
+"""A deterministic job, shared by child and oracle: the changes of commit k, and the exact state after k commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STORES = ("totals", "index")
 
 
 def changes(store: str, commit: int) -> list[Change]:
-    """What commit number ``commit`` (from 1) does to ``store``: puts, overwrites, deletes, absent deletes."""
+    """Return the changes of a commit (from 1) to ``store``: puts, overwrites, deletes, deletes of absent keys."""
     draw = random.Random(f"{store}-{commit}")
     found: list[Change] = []
     for _ in range(60):
@@ -23,7 +23,7 @@ def changes(store: str, commit: int) -> list[Change]:
 
 
 def state(store: str, commits: int) -> dict[bytes, bytes]:
-    """The state of ``store`` after the first ``commits`` commits."""
+    """Return the state of ``store`` after the first ``commits`` commits."""
     content: dict[bytes, bytes] = {}
     for commit in range(1, commits + 1):
         for key, value in changes(store, commit):

@@ -1,8 +1,8 @@
-"""A rescale that kills itself with SIGKILL at a chosen step: ``python -m tests.crash.rescale_child '{…}'``.
+"""A rescale that kills itself with SIGKILL at a chosen phase: ``python -m tests.crash.rescale_child '{…}'``.
 
-Input is a JSON object: ``arguments`` of the command line, ``phase`` and ``number`` (die when this step is announced for
-the n-th time). With ``config`` (a file) and ``tasks`` instead of ``arguments``, other processes build the new stores:
-this module with ``unit``, which has the order on its standard input and outlives the driver.
+Input is a JSON object: ``arguments`` of the command line, ``phase`` and ``number`` (die at the n-th announcement of
+this phase). With ``config`` (a file) and ``tasks`` instead of ``arguments``, other processes build the new stores. They
+run this module with ``unit``, read their order from standard input and outlive the driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A restore of one store from blobs, without Kafka; dies by SIGKILL at the n-th GET of a part if told to."""
+"""A process that restores one store from blobs, without Kafka, and dies by SIGKILL at the n-th GET of a part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK, STORE = "Partition 0", "totals"
 
 
 def restore(config: JobConfig, marker: BlobMarker) -> tuple[CommittedDirectory | None, StoreRestore]:
-    """The flow for one store."""
+    """Restore one store with the product's own flow."""
     services = open_services(config)
     try:
         plan = StorePlan(STORE, "state-0", (("blob-store", marker),), {})
@@ -32,7 +32,7 @@ def restore(config: JobConfig, marker: BlobMarker) -> tuple[CommittedDirectory |
 
 
 def die_at(number: int) -> None:
-    """Kill this process when so many parts were asked for."""
+    """Kill this process at the n-th request for a part."""
     get, seen, lock = FileBlobStore.get, [0], threading.Lock()
 
     def counting(self: FileBlobStore, blob_id: str, *more: Any) -> AbstractContextManager[BlobReader]:
@@ -47,7 +47,7 @@ def die_at(number: int) -> None:
 
 
 def main() -> None:
-    """Do what the order in the first argument says."""
+    """Run the order in the first argument."""
     order = json.loads(sys.argv[1])
     die_at(order["die_at"])
     restore(JobConfig.from_mapping(order["config"]), BlobMarker(inline=bytes.fromhex(order["marker"])))

@@ -1,5 +1,8 @@
-"""An adoption that is killed with SIGKILL at every step: the next run of the command continues it, and the new job has
-the old state exactly; nothing is published twice, and the old topics are as they were."""
+"""An adoption killed with SIGKILL at every phase.
+
+The next run of the command continues it. The new job has exactly the old state, nothing is published twice, and the old
+topics are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.servers import KafkaServer
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = [{f"{task}-{n}".encode(): b"value %d" % n for n in range(1200)} for task in (0, 1)]
-#: Where the process dies: at which of these steps, counted from the first.
+#: The phases at which the process dies, each with the occurrence that kills it.
 STEPS = [
     (Phase.FENCE, 1),
     (Phase.COPY, 1),
@@ -34,7 +37,7 @@ STEPS = [
 
 @pytest.mark.parametrize(("phase", "number"), STEPS, ids=[f"{phase.value}-{number}" for phase, number in STEPS])
 def test_killed_in_an_adoption(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int) -> None:
-    """Whatever the step was, one more run is enough."""
+    """After a kill at any phase, one more run completes the adoption."""
     name = kafka.fresh_name("old")
     make(kafka, f"{name}-totals")
     make(kafka, f"{name}-in")

@@ -1,8 +1,8 @@
-"""An adoption of Samza's snapshots that is killed with SIGKILL at every step.
+"""An adoption of Samza's snapshots killed with SIGKILL at every phase.
 
-Oracle: before the publish the new job has no checkpoint, and only blobs with a TTL; one more run of the command is
-enough. After the publish the new job has the old state, and its first opening removes the TTLs. The old job's blobs are
-as they were, and garbage collection deletes what the killed run left.
+Oracle: before the publish, the new job has no checkpoint and only blobs with a TTL, and one more run of the command
+completes the adoption. After the publish, the new job has the old state, and its first opening removes the TTLs. The
+old job's blobs are unchanged, and garbage collection deletes what the killed run left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.long
-#: Where the process dies: at which of these steps, counted from the first.
+#: The phases at which the process dies, each with the occurrence that kills it.
 STEPS = [
     (Phase.FENCE, 1),
     (Phase.UPLOAD, 1),
@@ -43,7 +43,7 @@ STEPS = [
 
 @pytest.fixture(scope="module")
 def samza(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> SamzaJob:
-    """A job of Samza, which every test adopts again for another new job."""
+    """Run a Samza job, which every test adopts again for a different new job."""
     job = SamzaJob(kafka, tmp_path_factory.mktemp("samza"), 2, backends=(BLOBS,))
     job.run(job.send(snapshot_rows()))
     return job
@@ -54,7 +54,7 @@ def samza(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Samza
 def test_killed_while_snapshots_are_adopted(
     samza: SamzaJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, number: int, in_place: bool
 ) -> None:
-    """Whatever the step was, one more run is enough."""
+    """After a kill at any phase, one more run completes the adoption."""
     monkeypatch.setattr(samza, "directory", tmp_path)
     blobs = Path(shutil.copytree(samza.blobs, tmp_path / "samza-blobs"))
     adopter = samza.adopter("--blobs", blobs.as_uri())

@@ -1,7 +1,7 @@
-"""``statemgr copy`` killed with SIGKILL at every step.
+"""``statemgr copy`` killed with SIGKILL at every phase.
 
-Oracle: before the publish the new job has no checkpoint, and only blobs with a TTL; the command that is run again uses
-what was copied. After the publish the new job has the state, and its first opening removes the TTLs.
+Oracle: before the publish, the new job has no checkpoint and only blobs with a TTL, and a second run of the command
+reuses the copied blobs. After the publish, the new job has the state, and its first opening removes the TTLs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
-#: Where the process dies: at which of these announcements.
+#: The phases at which the process dies, each with the occurrence that kills it.
 STEPS = [
     (Phase.FENCE, 1),
     (Phase.READ_TOPIC, 1),
@@ -39,7 +39,7 @@ STEPS = [
     (Phase.ACKNOWLEDGED, 1),
 ]
 WAYS = [(SNAPSHOTS, "file"), (SNAPSHOTS, "s3"), (SEGMENTS, "file"), (SEGMENTS, "s3")]
-#: The others are in the long run.
+#: The other combinations are in the long run.
 QUICK = [
     ((Phase.COMMIT_TRANSACTION, 1), (SEGMENTS, "file")),
     ((Phase.ACKNOWLEDGED, 1), (SNAPSHOTS, "s3")),
@@ -57,7 +57,7 @@ QUICK = [
 def test_killed_in_a_copy(
     kafka: KafkaServer, s3: S3Server, tmp_path: Path, phase: Phase, number: int, kind: str, on: str
 ) -> None:
-    """Blobs are copied, and the changelog is filled."""
+    """After a kill at any phase, a second run copies the blobs and fills the changelog exactly once."""
     mapping = job_mapping(kafka, tmp_path, backup=("blob-store",), kind=kind, s3=s3 if on == "s3" else None)
     source = JobConfig.from_mapping(mapping)
     rows = random.Random(2)
@@ -86,9 +86,9 @@ def test_killed_in_a_copy(
     else:
         assert again.returncode == 0, again.stderr
         moved = json.loads(again.stdout)["blobs"]
-        if phase is not Phase.COPY_BLOB:  # the first blobs are copied at the same time
+        if phase is not Phase.COPY_BLOB:  # several workers copy the first blobs at the same time
             assert (moved["found"] > 0) == (phase not in (Phase.FENCE, Phase.READ_TOPIC))
-    with StateManager(target) as manager:  # the first opening removes what TTLs are left
+    with StateManager(target) as manager:  # the first opening removes the remaining TTLs
         task = manager.open_task("Partition 0")
         task.store("totals").put(b"after", b"1")
         task.commit({"orders-0": 4})

@@ -1,7 +1,7 @@
-"""A consumer killed with SIGKILL at every step of commit and restore, and at random moments.
+"""A consumer killed with SIGKILL at every phase of commit and restore, and at random moments.
 
 Oracle: the state restored afterwards, from each backend and on another machine, is exactly the model's state at the
-input offset that the topic names; every blob that a retained checkpoint references exists.
+input offset on the checkpoint topic. Every blob that a retained checkpoint references exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKENDS = {
     "segments": ("blob-store",),
 }
 LONG = pytest.mark.long
-#: The kills of `make test`: the steps around which what is durable changes. The long tests kill at every step.
+#: The kills of `make test`: the phases around each change of durable state. The long tests kill at every phase.
 COMMIT_KILLS = {
     ("dual", Phase.UPLOAD),
     ("dual", Phase.SEND_CHECKPOINT),
@@ -84,7 +84,7 @@ RESTORE_PHASES = (
 BLOB_ONLY = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.DELETE_INDEX, Phase.GET_INDEX, Phase.FETCH, Phase.VERIFY}
 CHANGELOG_ONLY = {Phase.REPLAY}
 SEGMENTS_ONLY = {Phase.PUT_SEGMENTS, Phase.MATERIALIZE, Phase.MATERIALIZED, Phase.APPLY_SEGMENTS}
-#: With segments the first commit alone does these steps, and then the snapshots that are made beside commits.
+#: With segments, only the first commit and the background snapshots run these phases.
 BESIDE = {Phase.DIFF, Phase.UPLOAD, Phase.PUT_INDEX, Phase.MATERIALIZE, Phase.MATERIALIZED}
 
 
@@ -95,13 +95,13 @@ def start(
     occurrence: int = 1,
     ahead: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A child that commits until ``commits``, and dies at a step if one is given. ``ahead`` bytes are much to it."""
+    """Start a child that makes ``commits`` commits, or dies at a phase. It stores ahead once it has ``ahead`` bytes."""
     order = {"config": config, "commits": commits, "phase": phase, "occurrence": occurrence, "ahead": ahead}
     return subprocess.Popen([sys.executable, "-m", "tests.crash.child", json.dumps(order)], cwd=ROOT)
 
 
 def check_exact(config: JobConfig, directory: Path, at_least: int, at_most: int) -> int:
-    """The oracle. Returns the number of published commits."""
+    """Check the state against the oracle. Return the number of published commits."""
     backends = config.stores[STORES[0]].backup_factories
     published = set()
     for number, target in enumerate([config, *(elsewhere(config, directory / f"other-{b}", b) for b in backends)]):
@@ -117,7 +117,7 @@ def check_exact(config: JobConfig, directory: Path, at_least: int, at_most: int)
 
 
 def check_blobs(config: JobConfig) -> None:
-    """Every blob of every retained checkpoint exists and will not expire."""
+    """Check that every blob of every retained checkpoint exists and will not expire."""
     with JobReader(config) as reader:
         for task in reader.records():
             for blob_id in referenced(config, task):
@@ -125,18 +125,18 @@ def check_blobs(config: JobConfig) -> None:
 
 
 def applies(phase: Phase, backends: str) -> bool:
-    """Whether the step exists for a set of backends."""
+    """Return whether a set of backends has the phase."""
     if phase in SEGMENTS_ONLY:
         return backends == "segments"
     if phase is Phase.CHECKPOINT_DIR and backends in ("changelog", "segments"):
-        return False  # their commits need none
+        return False  # their commits make no checkpoint directory
     return not (phase in BLOB_ONLY and backends == "changelog") and not (
         phase in CHANGELOG_ONLY and backends in ("blobs", "segments")
     )
 
 
 def mapping_of(kafka: KafkaServer, directory: Path, backends: str, **more: object) -> dict[str, object]:
-    """A job with these backends; where commits are segments, a snapshot is made beside each one."""
+    """Return a job with these backends. Where commits are segments, each one also starts a background snapshot."""
     interval = ["1 B"] if backends == "segments" else INTERVALS[SNAPSHOTS]
     return job_mapping(
         kafka,
@@ -149,7 +149,7 @@ def mapping_of(kafka: KafkaServer, directory: Path, backends: str, **more: objec
 
 
 def occurrence_of(phase: Phase, backends: str) -> int:
-    """When a step is taken for the third commit; of what is made beside commits, after the first."""
+    """Return the occurrence of a phase in the third commit, or, in background snapshots, the one after the first."""
     per_store = len(STORES) if phase in _PER_STORE else 1
     if backends == "segments" and phase in BESIDE:
         return (0 if phase in SEGMENTS_ONLY else per_store) + 1
@@ -168,9 +168,9 @@ def occurrence_of(phase: Phase, backends: str) -> int:
     ],
 )
 def test_killed_in_a_commit(kafka: KafkaServer, tmp_path: Path, backends: str, phase: Phase) -> None:
-    """FAULTS 1, 2, 3, 5 and A41: killed at a step of the third commit, the state is that of the second or third."""
+    """FAULTS 1, 2, 3, 5 and A41: after a kill in the third commit, the state is that of the second or the third."""
     mapping = mapping_of(kafka, tmp_path, backends, task__checkpoint__retained=1)
-    # beside commits, a snapshot may need some to be taken up and cleaned up after
+    # the job may need several commits to take up a background snapshot and clean up after it
     most = 40 if backends == "segments" else 5
     child = start(mapping, most, phase, occurrence_of(phase, backends))
     assert child.wait(60) == -signal.SIGKILL
@@ -205,7 +205,7 @@ _PER_STORE = {
     ],
 )
 def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, phase: Phase) -> None:
-    """FAULT 7: killed at a step of a restore on another machine, the next restore there is whole."""
+    """FAULT 7: after a kill during a restore on another machine, the next restore there is complete."""
     mapping = mapping_of(kafka, tmp_path, backends)
     if backends == "segments":
         mapping["task.commit.snapshot.interval"] = ["100 commits"]
@@ -221,9 +221,9 @@ def test_killed_in_a_restore(kafka: KafkaServer, tmp_path: Path, backends: str, 
     [("segments", 3), pytest.param("segments", 10, marks=LONG), pytest.param("dual", 10, marks=LONG)],
 )
 def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: str, kills: int) -> None:
-    """Random kills, again and again, on the same job: never a lost commit, never a state between two commits.
+    """Repeated random kills of one job never lose a commit and never leave a state between two commits.
 
-    With segments some of each commit's are stored ahead of it.
+    With segments, the job stores some changes of each commit ahead of it.
     """
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
@@ -237,5 +237,5 @@ def test_killed_at_random_moments(kafka: KafkaServer, tmp_path: Path, backends: 
         child.kill()
         child.wait(30)
         done = check_exact(config, tmp_path / str(round_number), done, 10_000)
-        most_s *= 1 if done else 2  # a busy machine takes longer until the first commit
+        most_s *= 1 if done else 2  # a busy machine takes longer to reach the first commit
         round_number += 1

@@ -1,5 +1,7 @@
-"""`statemgr materialize` that is killed with SIGKILL at every step: the next run continues, the owner adopts the offer,
-and the state is exactly the changelog's."""
+"""`statemgr materialize` killed with SIGKILL at every phase.
+
+The next run continues, the owner adopts the offer, and the state is exactly that of the changelog.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANDOM = random.Random(5)
 ROWS: dict[bytes, bytes | None] = {b"key-%05d" % number: RANDOM.randbytes(300) for number in range(5000)}
 GONE: dict[bytes, bytes | None] = dict.fromkeys(list(ROWS)[::7])
-#: Where the process dies, and at which time.
+#: The points at which the process dies, each with the occurrence that kills it.
 POINTS = [
     (Phase.MATERIALIZE.value, 1),
     ("replay", 1),
@@ -37,7 +39,7 @@ POINTS = [
 
 
 def killed(config: JobConfig, point: str, number: int) -> None:
-    """Run it in a process that kills itself."""
+    """Materialize in a process that kills itself."""
     order = [point, str(number), json.dumps(config.to_mapping())]
     child = subprocess.run(
         [sys.executable, "-m", "tests.crash.materialize_child", *order],
@@ -52,7 +54,7 @@ def killed(config: JobConfig, point: str, number: int) -> None:
 
 @pytest.mark.parametrize(("point", "number"), POINTS, ids=[f"{point}-{number}" for point, number in POINTS])
 def test_killed_while_it_materializes(kafka: KafkaServer, tmp_path: Path, point: str, number: int) -> None:
-    """Nothing but the offer counts; what was replayed and uploaded is not done again; the job goes on in between."""
+    """Only the offer counts. The next run does not repeat the replay and the upload, and the job commits in between."""
     config = stage_one(kafka, tmp_path)
     commit(config, ROWS, 1)
     commit(config, GONE, 2)
@@ -78,5 +80,5 @@ def test_killed_while_it_materializes(kafka: KafkaServer, tmp_path: Path, point:
     assert found == totals(config, CHANGELOG)
     assert len(found[TASK]) == len(ROWS) - len(GONE) - 1 + 1
     assert offers(config) == {}
-    # what the killed process left expires
+    # the blobs that the killed process left expire
     assert blob_files(tmp_path, expiring=False) == referenced(stage_two(config))

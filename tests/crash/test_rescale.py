@@ -1,7 +1,7 @@
-"""``statemgr rescale`` and ``--undo`` killed with SIGKILL at every step.
+"""``statemgr rescale`` and ``--undo`` killed with SIGKILL at every phase.
 
-Oracle: either the old or the new layout is in force, whole, in both backends and on another machine; the command that
-is run again rescales, and every blob that a retained checkpoint of either layout needs exists.
+Oracle: either the old or the new layout is in force and complete, in both backends and on another machine. A second run
+of the command completes the rescale, and every blob that a retained checkpoint of either layout needs exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.integration.test_rescale import check, fill, job, some_state
 from tests.jobs import DUAL, SEGMENTS
 from tests.servers import KafkaServer
 
-#: Steps of a rescale of two stores (counted from the first), and whether the new layout is in force from them on.
+#: Phases of a rescale of two stores (counted from the first), and whether the new layout is in force after them.
 STEPS = {
     (Phase.SPLIT, 1): False,
     (Phase.SPLIT, 2): False,
@@ -38,12 +38,12 @@ STEPS = {
     (Phase.ACKNOWLEDGED, 1): True,
 }
 QUICK = {(Phase.COMMIT_TRANSACTION, 1)}
-#: Steps of an undo.
+#: Phases of an undo, and whether the old layout is in force after them.
 UNDO_STEPS = {Phase.FENCE: False, Phase.SEND_CHECKPOINT: False, Phase.ACKNOWLEDGED: True}
 
 
 def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) -> None:
-    """Run ``statemgr rescale`` in a process of its own, which ends as it should."""
+    """Run ``statemgr rescale`` in its own process and check that it ends as expected."""
     line = ["rescale", "--config", str(file), *arguments]
     module = ["statemgr", *line]
     if kill is not None:
@@ -59,7 +59,7 @@ def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) 
      for item in STEPS.items()],
 )  # fmt: skip
 def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Phase, int], published: bool) -> None:
-    """From two tasks to three, in dual commits; then the job goes on. It also commits between the two runs."""
+    """A killed rescale from two tasks to three leaves a complete layout. The job commits between the two runs."""
     config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
     fill(config, state)
     write_toml(config, file)
@@ -80,8 +80,9 @@ def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Pha
     check(JobConfig.from_file(file), state, tmp_path / "back")
 
 
-#: Steps of a driver for which other processes build the new stores; whether the job has changelogs. A killed driver may
-#: leave such a process behind, which never harms blobs, and may make the next run of a job with changelogs fail.
+#: Phases of a driver that lets other processes build the new stores, and whether the job has changelogs. A killed
+#: driver may leave such a process behind. It never harms blobs, but may make the next run of a job with changelogs
+#: fail.
 DRIVER_STEPS = [
     (Phase.SPLIT, 2, False),
     (Phase.STORED, 1, False),
@@ -96,7 +97,7 @@ DRIVER_STEPS = [
 @pytest.mark.long
 @pytest.mark.parametrize(("phase", "number", "dual"), DRIVER_STEPS)
 def test_a_driver_is_killed(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int, dual: bool) -> None:
-    """The next run continues, with the help of others or alone. The job commits between the two."""
+    """After a driver is killed, the next run continues, with other processes or alone. The job commits in between."""
     config = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=DUAL if dual else ("blob-store",))
     state, file = some_state(300), tmp_path / "job.toml"
     fill(config, state)
@@ -121,7 +122,7 @@ def test_a_driver_is_killed(kafka: KafkaServer, tmp_path: Path, phase: Phase, nu
 
 
 def drive(file: Path, kill: tuple[Phase, int] | None = None) -> None:
-    """Rescale to three tasks, in a process of its own, with the help of others."""
+    """Rescale to three tasks in a process that lets other processes build the stores."""
     order = {"config": str(file), "tasks": 3, **({"phase": kill[0], "number": kill[1]} if kill else {})}
     run = [sys.executable, "-m", "tests.crash.rescale_child", json.dumps(order)]
     ended = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -131,7 +132,7 @@ def drive(file: Path, kill: tuple[Phase, int] | None = None) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("phase", "number"), [(Phase.CATCH_UP, 2), (Phase.UPLOAD, 1), (Phase.COMMIT_TRANSACTION, 1)])
 def test_killed_again(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int) -> None:
-    """Once after everything was built; then, when the job has committed, while the changes are brought in."""
+    """A rescale survives two kills: one after all stores are built, and one while it catches up with later commits."""
     config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
     fill(config, state)
     write_toml(config, file)
@@ -146,7 +147,7 @@ def test_killed_again(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: 
 
 @pytest.mark.parametrize("phase", [pytest.param(p, id=str(p), marks=pytest.mark.long) for p in UNDO_STEPS])
 def test_killed_in_an_undo(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
-    """Back from three tasks to two."""
+    """A killed undo from three tasks to two leaves a complete layout, and a second run completes it."""
     config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"
     fill(config, state)
     write_toml(config, file)

@@ -1,4 +1,4 @@
-"""A restore that was killed, or that failed, goes on where it stopped."""
+"""A restore that was killed or that failed continues where it stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE = sum(map(len, TREE.values()))
 
 @pytest.fixture
 def config(tmp_path: Path) -> JobConfig:
-    """A job whose blobs are files; one part at a time, so that a test knows what was fetched."""
+    """Return a job whose blobs are files. It fetches one part at a time, so that a test knows what it fetched."""
     return JobConfig.from_mapping(
         {
             "job.name": "orders",
@@ -45,20 +45,20 @@ def config(tmp_path: Path) -> JobConfig:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Iterator[BlobMarker]:
-    """A snapshot of the tree."""
+    """Commit a snapshot of the tree."""
     snapshots = Snapshots(tmp_path / "source", FileBlobStore(tmp_path / "blobs", SystemClock()), SystemClock())
     yield snapshots.commit(TREE)
     snapshots.transfer.close()
 
 
 def staging(config: JobConfig) -> list[str]:
-    """What lies in the store's staging area."""
+    """Return the names in the store's staging area."""
     directory = Path(config.state_dir, "orders", "1", TASK.replace(" ", "_"), STORE, "staging")
     return os.listdir(directory)
 
 
 def killed(config: JobConfig, marker: BlobMarker, die_at: int) -> None:
-    """A process that begins to restore, and dies."""
+    """Start a restore in a process that dies before it has finished."""
     assert marker.inline is not None
     order = {"config": config.to_mapping(), "marker": marker.inline.hex(), "die_at": die_at}
     child = subprocess.run([sys.executable, "-m", "tests.crash.resume_child", json.dumps(order)], cwd=ROOT, timeout=600)
@@ -66,7 +66,7 @@ def killed(config: JobConfig, marker: BlobMarker, die_at: int) -> None:
 
 
 def check_whole(config: JobConfig, marker: BlobMarker, at_most: int) -> None:
-    """A restore is exact, fetches at most so much, and leaves nothing unfinished behind."""
+    """Check that a restore is exact, fetches at most ``at_most`` bytes and leaves nothing unfinished."""
     directory, restored = restore(config, marker)
     assert directory is not None
     assert read_tree(directory.path) == TREE
@@ -76,14 +76,14 @@ def check_whole(config: JobConfig, marker: BlobMarker, at_most: int) -> None:
 
 
 def test_a_killed_restore_goes_on_where_it_stopped(config: JobConfig, marker: BlobMarker) -> None:
-    """Parts that a killed process fetched are not fetched again, over several crashes."""
+    """A restore does not fetch again the parts that killed processes fetched, even after several crashes."""
     killed(config, marker, 11)
     killed(config, marker, 16)
     check_whole(config, marker, SIZE - 24 * PART + index_of(marker).size)
 
 
 def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: BlobMarker) -> None:
-    """Invariant 9: bytes that are not what the index says are fetched again, a linked file is not written to."""
+    """Invariant 9: a restore fetches bytes again if they differ from the index, and never writes to a linked file."""
     killed(config, marker, 21)
     [left] = staging(config)
     directory = Path(config.state_dir, "orders", "1", TASK.replace(" ", "_"), STORE, "staging", left)
@@ -100,7 +100,7 @@ def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: BlobM
 def test_a_restore_that_failed_goes_on_in_the_same_way(
     config: JobConfig, marker: BlobMarker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A30: after a failure of the blob store, the next try in the same process fetches the rest."""
+    """A30: after a failure of the blob store, the next try in the same process fetches only the rest."""
     get, calls = FileBlobStore.get, [0]
 
     def failing(self: FileBlobStore, blob_id: str, *more: object) -> object:

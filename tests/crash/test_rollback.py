@@ -1,7 +1,7 @@
-"""``statemgr checkpoints rollback`` killed with SIGKILL at every step.
+"""``statemgr checkpoints rollback`` killed with SIGKILL at every phase.
 
-Oracle: either the old or the new checkpoint is current, in both backends and on another machine; every blob that a
-retained checkpoint references exists; the command that is run again goes back.
+Oracle: either the old or the new checkpoint is current, in both backends and on another machine. Every blob that a
+retained checkpoint references exists. A second run of the command completes the rollback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL, contents, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
-#: Steps of a rollback, and whether the new checkpoint is current from them on.
+#: Phases of a rollback, and whether the new checkpoint is current after them.
 STEPS = {
     Phase.FENCE: False,
     Phase.READ_TOPIC: False,
@@ -40,7 +40,7 @@ STEPS = {
     Phase.COMMIT_TRANSACTION: False,
     Phase.ACKNOWLEDGED: True,
 }
-#: Kinds of these steps; the others are in the long run.
+#: The phases that `make test` kills at; the others are in the long run.
 QUICK = (Phase.COMMIT_TRANSACTION,)
 
 
@@ -48,7 +48,7 @@ QUICK = (Phase.COMMIT_TRANSACTION,)
     "phase", [pytest.param(p, id=str(p), marks=() if p in QUICK else pytest.mark.long) for p in STEPS]
 )
 def test_killed_in_a_rollback(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
-    """A rollback from the fifth commit to the third."""
+    """After a kill at any phase of a rollback from the fifth commit to the third, a second run completes it."""
     mapping = job_mapping(kafka, tmp_path, backup=DUAL, stores=STORES, kind="segments", task__checkpoint__retained=9)
     config = JobConfig.from_mapping(mapping)
     assert start(mapping, 5).wait(60) == 0
@@ -72,7 +72,7 @@ def test_killed_in_a_rollback(kafka: KafkaServer, tmp_path: Path, phase: Phase) 
 
 
 def _check(config: JobConfig, directory: Path, commits: int) -> None:
-    """Both backends have the state after so many commits, and the blobs are whole."""
+    """Check that both backends have the state after ``commits`` commits, and that no blob is missing."""
     for factory in DUAL:
         found, offsets = contents(elsewhere(config, directory / factory, factory))
         assert offsets == {"input-0": commits}

@@ -1,4 +1,4 @@
-"""The code blocks of the documentation, and which tests check them."""
+"""The code blocks of the documentation, and the tests that check them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 _TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-#: A result that a comment states: ``totals.get("ann")  # -> 3``.
+#: A result stated in a comment: ``totals.get("ann")  # -> 3``.
 _RESULT = re.compile(r"#\s*(?:->|→)\s*(.+)$")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. ``heading`` is the heading above it, with its number signs; ``language`` is empty without one."""
+    """A code block. ``heading`` is the heading above it, including its ``#`` marks. ``language`` may be empty."""
 
     page: str
     line: int
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Quote:
-    """A piece of code within a sentence or a table: `` `statemgr top` ``."""
+    """A piece of code inside a sentence or a table: `` `statemgr top` ``."""
 
     page: str
     line: int
@@ -61,20 +61,21 @@ def _read(path: Path) -> tuple[tuple[Block, ...], tuple[Quote, ...]]:
 
 
 def every_block(*languages: str) -> list[Block]:
-    """The blocks of all pages; with languages, those of these languages."""
+    """Return the blocks of all pages, or only those in the given languages."""
     found = [block for path in PAGES for block in _read(path)[0]]
     return [block for block in found if not languages or block.language in languages]
 
 
 def every_quote() -> list[Quote]:
-    """The pieces of code within the sentences and tables of all pages."""
+    """Return the pieces of code inside the sentences and tables of all pages."""
     return [quote for path in PAGES for quote in _read(path)[1]]
 
 
 def blocks(page: str, heading: str, language: str = "python") -> list[str]:
-    """The blocks of a language directly below a heading. A test that calls this with literal arguments checks them.
+    """Return the blocks of a language directly below a heading: ``blocks("docs/stores.md", "## Types")``.
 
-    ``blocks("docs/stores.md", "## Types")``. Raises: AssertionError if there are none.
+    A test that calls this with literal arguments counts as checking these blocks. Raises: AssertionError if there are
+    none.
     """
     found = [b.text for b in every_block(language) if (b.page, b.heading) == (page, heading)]
     assert found, f"{page} has no {language} block below the heading {heading!r}"
@@ -83,7 +84,7 @@ def blocks(page: str, heading: str, language: str = "python") -> list[str]:
 
 @cache
 def claims() -> frozenset[tuple[str, str, str]]:
-    """(page, heading, language) of each call of :func:`blocks` in a test."""
+    """Return (page, heading, language) of each call of :func:`blocks` in a test."""
     return frozenset(claim for path in _TESTS for claim in _claims_of(path))
 
 
@@ -97,9 +98,9 @@ def _claims_of(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def run(program: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a program with and in these names, and compare the results that its comments state (``# -> 3``).
+    """Run a program in the namespace ``names`` and check the results that its comments state (``# -> 3``).
 
-    Raises: AssertionError for another result, and what the program raises.
+    Raises: AssertionError for a different result, and every exception of the program.
     """
     lines = program.splitlines()
     stated = {number for number, line in enumerate(lines, 1) if _RESULT.search(line)}

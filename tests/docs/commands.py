@@ -1,4 +1,4 @@
-"""Checks lines of a shell: the commands, options, targets, modules, extras and files that they name exist."""
+"""Checks that the commands, options, targets, modules, extras and files in lines of shell exist."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from statemgr.cli.main import cli
 from tests.docs.blocks import PAGES, ROOT
 
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*")
-#: What a reader replaces → a value of that kind.
+#: A placeholder that the reader replaces → a valid value.
 _ID = "1700000000000-123456"
 _PLACEHOLDERS = {"ID": _ID, "BEFORE": _ID, "AFTER": _ID, "M": "2", "N": "1", "COMMAND": "top"}
 _OPERATORS = {"&&", "||", ";", "|", "&"}
-#: Programs of the machine, whose arguments are not checked.
+#: Programs of the machine. Their arguments are not checked.
 _OTHERS = {"cd", "curl", "export", "git", "grep", "jq", "kcat", "kill", "mkdir", "rm", "sleep", "tail"}
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a script or a session; comments, operators and assignments are left out."""
+    """Return the words of each command in a script or a session, without comments, operators and assignments."""
     if text.startswith("$ "):
         text = "\n".join(line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ "))
     for line in text.replace("\\\n", " ").replace("2>&1", "").splitlines():
@@ -50,7 +50,7 @@ def _words(line: str) -> list[str]:
 
 
 def problem(words: list[str], *, whole: bool = True) -> str | None:
-    """What is wrong with a command; None if nothing is. Arguments may be missing if it is not ``whole`` or has a …."""
+    """Return the problem of a command, or None. Unless it is ``whole`` and has no …, arguments may be missing."""
     whole = whole and "…" not in words
     words = list(takewhile(lambda word: ">" not in word, words))  # without redirections
     name, *words = (_PLACEHOLDERS.get(word, word) for word in words if word != "…")
@@ -83,7 +83,7 @@ def _statemgr(words: list[str], whole: bool) -> str | None:
     except (click.MissingParameter, click.exceptions.NoArgsIsHelpError) as error:
         return error.format_message() if whole else None
     except click.UsageError as error:
-        named = not whole and "requires an argument" in error.message  # an option that a sentence names
+        named = not whole and "requires an argument" in error.message  # a sentence names an option without its argument
         return None if named else error.format_message()
     return None
 
@@ -111,7 +111,7 @@ def _python(words: list[str], whole: bool) -> str | None:
 
 
 def _files(words: list[str]) -> str | None:
-    """A script is in the repository, in the example that ``init`` writes, or on a page that says to write it."""
+    """Check that a script is in the repository, in the example of ``init``, or on a page that says to write it."""
     for word in words:
         places = (ROOT, ROOT / "statemgr" / "cli" / "example")
         on_a_page = any(re.search(rf"(?:[Ww]rite|And) `{re.escape(word)}`", page.read_text("utf-8")) for page in PAGES)
@@ -143,5 +143,5 @@ _PROGRAMS: dict[str, Callable[[list[str], bool], str | None]] = {
     "pytest": _pytest,
     "docker": _docker,
 }
-#: The programs that are checked, also within sentences.
+#: The programs that the tests check, in blocks and in sentences.
 CHECKED = tuple(_PROGRAMS)

@@ -1,4 +1,4 @@
-"""Every block of the documentation says its language, and something checks it."""
+"""Every block of the documentation states its language, and a test checks it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from tests.docs.blocks import Block, blocks, claims, every_block, run
 
-#: Each block of these languages is a case of a test in this folder.
+#: A test in this folder has a case for each block of these languages.
 _EACH_IS_CHECKED = {"sh", "console", "toml", "json"}
-#: Blocks of these languages, and sessions that show output, are checked by tests that ask for them with
-#: `blocks(page, heading, language)`; Python that no test asks for is run as it is.
+#: Tests ask for blocks of these languages, and for sessions that show output, with `blocks(page, heading, language)`.
+#: Another test runs the Python blocks that no test asks for.
 _ASKED_FOR = {"python", "yaml", "text"}
-#: Text that nothing can be compared with, by its page and its beginning, and why.
+#: Text that no test can compare, by page and beginning, with the reason.
 NOT_COMPARED = {
     ("README.md", "┌"): "a drawing of the parts",
     ("docs/architecture.md", "input topics"): "a drawing of the parts",
@@ -37,12 +37,12 @@ NOT_COMPARED = {
 
 
 def not_compared(block: Block) -> tuple[str, str] | None:
-    """The entry of the table that a text has."""
+    """Return the entry of the table that matches a block."""
     return next((key for key in NOT_COMPARED if key[0] == block.page and block.text.lstrip().startswith(key[1])), None)
 
 
 def problem(block: Block) -> str | None:
-    """Why nothing checks a block, and what to do."""
+    """Return why nothing checks a block and what to do, or None."""
     if not block.language:
         return f"{block}: write its language after the fence: one of {sorted(_EACH_IS_CHECKED | _ASKED_FOR)}"
     if block.language not in _EACH_IS_CHECKED | _ASKED_FOR:
@@ -57,18 +57,18 @@ def problem(block: Block) -> str | None:
 
 
 def test_something_checks_every_block() -> None:
-    """A block without a language, of an unknown language or without a test is named, with what to do."""
+    """A test checks every block. The failure names each unchecked block, and what to do about it."""
     found = [wrong for block in every_block() if (wrong := problem(block))]
     assert not found, "\n".join(found)
 
 
 def test_the_table_of_exceptions_has_only_what_is_there() -> None:
-    """A reason without a block is deleted."""
+    """Every entry in the table of exceptions still has a block."""
     assert set(NOT_COMPARED) - {not_compared(block) for block in every_block("text", "console")} == set()
 
 
 def test_every_claim_finds_blocks() -> None:
-    """A page, a heading or a language that a test names wrongly is noticed here, also if the test is a long one."""
+    """Every page, heading and language that a test names exists, even if that test is a long one."""
     assert claims() - {(b.page, b.heading, b.language) for b in every_block()} == set()
 
 
@@ -76,12 +76,12 @@ def test_every_claim_finds_blocks() -> None:
     ("language", "why"), [("", "write its language"), ("bash", "nothing checks"), ("text", "no test checks it")]
 )
 def test_a_block_that_nothing_checks_is_found(language: str, why: str) -> None:
-    """The test above notices each way in which a block can escape."""
+    """The test above reports each kind of unchecked block."""
     assert why in (problem(Block("docs/new.md", 7, "## New", language, "…")) or "")
 
 
 def test_results_in_comments_are_compared() -> None:
-    """`# -> 3` behind an expression is its result; elsewhere it would be a claim that nobody checks."""
+    """`# -> 3` after an expression states its result. After any other statement it is an error."""
     run("a = 1\na + 2  # -> 3\n", {})
     with pytest.raises(AssertionError, match="it is 3"):
         run("1 + 2  # -> 4\n", {})
@@ -90,6 +90,6 @@ def test_results_in_comments_are_compared() -> None:
 
 
 def test_a_section_without_blocks_is_named() -> None:
-    """A heading that was renamed is in the message."""
+    """The error message names a heading that does not exist."""
     with pytest.raises(AssertionError, match="no python block below the heading '## Nowhere'"):
         blocks("README.md", "## " + "Nowhere")

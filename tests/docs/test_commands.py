@@ -1,4 +1,4 @@
-"""Commands of the shell on the pages, in blocks and within sentences."""
+"""Shell commands on the pages, in blocks and in sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCES = [*(ROOT / "tests").glob("*.py"), *(ROOT / "statemgr").rglob("*.py"), 
 
 @pytest.mark.parametrize("block", every_block("sh", "console"), ids=str)
 def test_every_command_of_a_block_can_be_typed(block: Block) -> None:
-    """`statemgr` commands are parsed by the command line itself; targets, modules, extras and files exist."""
+    """The real command line parses every `statemgr` command. Make targets, modules, extras and files exist."""
     session = block.language == "console"
     assert block.text.startswith("$ ") == session, "`console` has prompts and output, and `sh` only commands"
     found = [f"{shlex.join(words)}: {wrong}" for words in commands(block.text) if (wrong := problem(words))]
@@ -35,7 +35,7 @@ _ALONE = [
 
 @pytest.mark.parametrize("command", sorted({line for line in _ALONE if "sqlite" not in line}))
 def test_commands_that_need_no_server_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a directory with the README's job.toml. Other tests run the simulation, and the plug-in for SQLite."""
+    """Commands run in a directory with the README's job.toml. Other tests run the simulation and the SQLite plug-in."""
     (settings,) = blocks("README.md", "## Ten lines", "toml")
     (tmp_path / "job.toml").write_text(settings, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_commands_that_need_no_server_run(command: str, tmp_path: Path, monkeypa
 
 
 def test_every_command_in_a_sentence_exists() -> None:
-    """Also in tables. Arguments may be missing, and … stands for what the reader knows."""
+    """Commands in sentences and tables exist. Arguments may be missing, and … stands for what the reader fills in."""
     wrong = []
     for quote in every_quote():
         words = shlex.split(quote.text) if quote.text.startswith(CHECKED) else []
@@ -55,7 +55,7 @@ def test_every_command_in_a_sentence_exists() -> None:
 
 
 def test_every_variable_of_the_environment_exists() -> None:
-    """A name that begins with STATEMGR_ is one that the code or the tests read."""
+    """The code or the tests read every variable whose name begins with STATEMGR_."""
     known = "\n".join(path.read_text(encoding="utf-8") for path in _SOURCES)
     named = {name for block in every_block("sh") for name in re.findall(r"\bSTATEMGR_\w+", block.text)}
     assert {name for name in named if name not in known} == set()
@@ -77,5 +77,5 @@ def test_every_variable_of_the_environment_exists() -> None:
     ],
 )
 def test_a_command_that_is_wrong_is_found(command: str, why: str) -> None:
-    """The tests above notice each kind of mistake."""
+    """The tests above report each kind of mistake."""
     assert why in (problem(shlex.split(command)) or "")

@@ -1,4 +1,4 @@
-"""Output that the pages show: the program prints it."""
+"""The program prints the output that the pages show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ORDERS = {
 
 
 def test_the_error_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """docs/errors.md: a message, its hint and its link."""
+    """docs/errors.md shows a message, its hint and its link exactly as the command prints them."""
     monkeypatch.chdir(tmp_path)
     (documented,) = blocks("docs/errors.md", "# Errors", "text")
     with pytest.raises(SystemExit, match="2"):
@@ -36,7 +36,7 @@ def test_the_error_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_log_of_the_page(caplog: pytest.LogCaptureFixture) -> None:
-    """docs/monitoring.md: a loop says the same in the same order; times, sizes and numbers differ."""
+    """docs/monitoring.md shows log lines that a loop writes, apart from times, sizes and numbers."""
     (documented,) = blocks("docs/monitoring.md", "## Logs", "text")
 
     def count(task: Task, message: object) -> None:
@@ -59,6 +59,6 @@ def test_the_log_of_the_page(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def shape(line: str) -> str:
-    """A line of the log without what differs from run to run."""
+    """Return a log line without the parts that differ between runs."""
     line = line.replace("a call of stop()", "SIGTERM")
     return re.sub(r"\d[\d.:TZ-]*( [KMG]?i?B\b)?|\bcommits?\b", "0", line)

@@ -1,4 +1,4 @@
-"""Programs of the pages that run in memory. Those that need servers or Spark are run by the tests of their subjects."""
+"""Documented programs that run in memory. Tests of other topics run those that need servers or Spark."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def _not_asked_for() -> list[Block]:
 def test_a_program_that_no_other_test_asks_for_runs(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is, in a directory with the README's job.toml. If that cannot work, run it in a test of its own, which gets
-    it with `blocks(page, heading)`."""
+    """An unclaimed program runs unchanged in a directory with the README's job.toml.
+
+    If that cannot work, write a separate test that gets the program with `blocks(page, heading)`.
+    """
     (toml,) = blocks("README.md", "## Ten lines", "toml")
     (tmp_path / "job.toml").write_text(toml, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -51,7 +53,7 @@ def test_a_program_that_no_other_test_asks_for_runs(
 
 
 class Manager:
-    """Stands for a manager: its ``run`` starts the application in memory."""
+    """Stands in for a manager: its ``run`` starts the application in memory."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -69,7 +71,7 @@ class Manager:
 
 
 def test_the_loop_of_the_page() -> None:
-    """docs/consumer-loop.md: a manager runs `process` with the consumer of a group."""
+    """docs/consumer-loop.md: a manager runs `process` with a group's consumer."""
     (program,) = blocks("docs/consumer-loop.md", "# Consumer loops")
     managers: list[Manager] = []
 
@@ -88,13 +90,13 @@ def test_the_loop_of_the_page() -> None:
 
 
 def test_the_first_page_has_the_program_of_the_readme() -> None:
-    """docs/index.md: a test of the loop runs it."""
+    """docs/index.md shows the README's program, which a test of the loop runs."""
     (program,) = blocks("docs/index.md", "# statemgr")
     assert program == blocks("README.md", "## Ten lines")[0]
 
 
 def test_the_function_of_the_quickstart() -> None:
-    """docs/quickstart.md: orders and amount of each customer."""
+    """docs/quickstart.md: the function keeps the orders and the amount of each customer."""
     (program,) = blocks("docs/quickstart.md", "## A service")
     serdes = {"stores.totals.key.serde": "string"}
     with JobTester({**_SETTINGS, **serdes}, run(program, {})["process"]) as tester:
@@ -104,7 +106,7 @@ def test_the_function_of_the_quickstart() -> None:
 
 
 def test_the_batches_of_the_page() -> None:
-    """docs/consumer-loop.md: counts of each key, with one read and one write for a batch."""
+    """docs/consumer-loop.md: the function counts keys with one read and one write per batch."""
     (program,) = blocks("docs/consumer-loop.md", "## Batches")
     manager = Manager(_SETTINGS)
     run(program, {"manager": manager, "consumer": None, "Counter": Counter})
@@ -115,7 +117,7 @@ def test_the_batches_of_the_page() -> None:
 
 
 def test_the_timer_of_the_page() -> None:
-    """docs/consumer-loop.md: `flush` is called every minute."""
+    """docs/consumer-loop.md: the loop calls `flush` every minute."""
     (program,) = blocks("docs/consumer-loop.md", "## Timers")
     manager = Manager(_SETTINGS)
     names = {"manager": manager, "consumer": None, "process": lambda task, message: None}
@@ -129,7 +131,7 @@ def test_the_timer_of_the_page() -> None:
 
 
 def test_a_poison_message_is_put_aside() -> None:
-    """docs/operations.md: it is on another topic once, with its key, its value and the error."""
+    """docs/operations.md: a poison message goes to another topic once, with its key, value and error."""
     (program,) = blocks("docs/operations.md", "## A poison message")
     names = run(program, {"CorruptRecord": CorruptRecord})
     with JobTester({**_SETTINGS, "task.input.value.serde": "json"}, names["process"]) as tester:
@@ -144,7 +146,7 @@ def test_a_poison_message_is_put_aside() -> None:
 
 
 def test_the_calls_of_a_store() -> None:
-    """docs/stores.md: the calls and their results."""
+    """docs/stores.md: the calls of a store return the documented results."""
     (program,) = blocks("docs/stores.md", "# Stores")
     serdes = {"stores.totals.key.serde": "string", "stores.totals.value.serde": "integer"}
     with opened({**_SETTINGS, **serdes}) as task:
@@ -154,7 +156,7 @@ def test_the_calls_of_a_store() -> None:
 
 
 def test_the_types_of_stores() -> None:
-    """docs/stores.md: a serde of one's own, and a store whose serdes the configuration names."""
+    """docs/stores.md: a store takes a custom serde, or the serdes that the configuration names."""
     (program,) = blocks("docs/stores.md", "## Types")
     serdes = {"stores.totals.key.serde": "string", "stores.totals.value.serde": "integer"}
     codec = {"to_bytes": lambda order: order.encode(), "from_bytes": bytes.decode, "Order": str}
@@ -167,7 +169,7 @@ def test_the_types_of_stores() -> None:
 
 @contextmanager
 def opened(settings: dict[str, Any]) -> Iterator[Task]:
-    """A task in memory."""
+    """Open a task in memory."""
     tasks: list[Task] = []
     with JobTester(settings, lambda task, message: None, on_open=tasks.append):
         yield tasks[0]

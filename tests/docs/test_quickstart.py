@@ -1,4 +1,4 @@
-"""The first commands of a new user, in the README and in docs/quickstart.md, typed into a shell in their order."""
+"""Run a new user's first commands from the README and docs/quickstart.md in a shell, in their order."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tests.docs.blocks import blocks
 
 _DEADLINE_S = 600.0
 _END = "end of the command"
-#: Commands that only look: repeated until they print what the page shows.
+#: Read-only commands. The test repeats them until they print what the page shows.
 _LOOKS = ("cat ", "grep ", "tail ", "statemgr checkpoints ", "statemgr snapshots ", "statemgr store ", "statemgr top ")
-#: Commands whose output is the same each time.
+#: Commands whose output is the same in every run.
 _EXACT = ("python send.py", "statemgr config check", "statemgr init", "statemgr store scan")
-#: What differs from run to run, and what stands for it in a comparison.
+#: Parts that differ between runs, and what replaces them in a comparison.
 _DIFFERENT = {
     r"\S+/orders/": "DIRECTORY/",
     r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d\.\d+Z": "TIME",
     r"\b\d{13}-[0-9a-f]{6,16}\b": "ID",
     r"\b(commit|change|record)s\b": r"\1",
-    r"tasks \((\d+(-\d+)?|none)\)": "tasks",  # who types fast may stop a process before its tasks are open
+    r"tasks \((\d+(-\d+)?|none)\)": "tasks",  # a fast typist may stop a process before its tasks are open
     r"\d[\d.,]*( [KMGk]?i?B\b)?": "0",
     r"[ \t]+": " ",
 }
 
 
 class Shell:
-    """A shell that stays open, so that `$!`, `%1` and `cd` mean what they mean to somebody who types."""
+    """A shell that stays open, so that `$!`, `%1` and `cd` work as they do for a person who types."""
 
     def __init__(self, directory: Path) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -44,7 +44,7 @@ class Shell:
         self.type("set -m")
 
     def type(self, command: str) -> list[str]:
-        """The lines that a command prints."""
+        """Run a command and return the lines that it prints."""
         assert self._bash.stdin is not None
         assert self._bash.stdout is not None
         self._bash.stdin.write(f"{command}\njobs > /dev/null\necho; echo {_END}\n")
@@ -57,14 +57,14 @@ class Shell:
         raise AssertionError(f"the shell has ended: {lines}")
 
     def close(self) -> None:
-        """End the processes that were started in the background, and the shell."""
+        """Kill the background processes and end the shell."""
         self.type("kill -9 $(jobs -p)")
         self._bash.communicate(timeout=300)
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell in an empty directory; no broker survives it."""
+    """Start a shell in an empty directory. The fixture stops its broker at the end."""
     made = Shell(tmp_path)
     yield made
     made.type(f"cd {tmp_path}/orders && statemgr dev down")
@@ -72,21 +72,21 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def typed(session: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a session, and the lines below it; … alone stands for lines that the page leaves out."""
+    """Return each command of a session with the lines below it. A line with only … stands for omitted lines."""
     for part in session.removeprefix("$ ").split("\n$ "):
         command, *lines = part.splitlines()
         yield command, [line for line in lines if line != "…"]
 
 
 def missing(command: str, shown: list[str], printed: list[str]) -> list[str]:
-    """The lines of the page that a command has not printed."""
+    """Return the lines of the page that a command has not printed."""
     found = [shape(line, command) for line in printed]
     wanted = {line: shape(line.removesuffix("…").rstrip(), command) for line in shown}
     return [line for line, start in wanted.items() if not any(one.startswith(start) for one in found)]
 
 
 def shape(line: str, command: str) -> str:
-    """A line without what differs from run to run."""
+    """Return a line without the parts that differ between runs."""
     for pattern, same in () if command.startswith(_EXACT) else _DIFFERENT.items():
         line = re.sub(pattern, same, line)
     return line
@@ -95,8 +95,10 @@ def shape(line: str, command: str) -> str:
 @pytest.mark.long
 @pytest.mark.crash
 def test_the_service_of_the_quickstart(shell: Shell, tmp_path: Path) -> None:
-    """Every order counts once after `kill -9`, the loss of the disk and the loss of the blobs; each command prints what
-    the page shows."""
+    """Every order counts once after `kill -9`, the loss of the disk and the loss of the blobs.
+
+    Each command prints what the page shows.
+    """
     for session in [
         *blocks("docs/quickstart.md", "## A service", "console"),
         *blocks("docs/quickstart.md", "## Kill it, and take its disk away", "console"),
@@ -111,8 +113,10 @@ def test_the_service_of_the_quickstart(shell: Shell, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.crash
 def test_the_five_minutes_of_the_readme(shell: Shell, tmp_path: Path) -> None:
-    """The totals of the service are right after `kill -9` and the loss of its disk. Where the page sleeps, the test
-    looks until they are."""
+    """The service has the right totals after `kill -9` and the loss of its disk.
+
+    Where the page sleeps, the test repeats the scan until they are right.
+    """
     (script,) = blocks("README.md", "## A service in five minutes", "sh")
     orders_of_each = iter(("125", "250"))
     for line in script.splitlines():
@@ -127,7 +131,7 @@ def test_the_five_minutes_of_the_readme(shell: Shell, tmp_path: Path) -> None:
 
 
 def follow(shell: Shell, command: str, shown: list[str], settings: Path) -> None:
-    """Type a command, until it prints what the page shows. The broker gets a free port."""
+    """Run a command until it prints what the page shows. The broker gets a free port."""
     given = command.replace("dev up --no-s3", "dev up --no-s3 --kafka-port 0").replace("tail -f", "cat")
     deadline = time.monotonic() + _DEADLINE_S
     printed = shell.type(given)

@@ -1,4 +1,4 @@
-"""Blocks of TOML, JSON and YAML: what reads them in production reads them here."""
+"""The production readers accept the TOML, JSON and YAML blocks of the pages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from statemgr import JobConfig
 from tests.docs.blocks import ROOT, Block, blocks, every_block
 from tests.plug_ins import install
 
-#: What a file that a block names with ``${file:…}`` holds.
+#: Contents of the files that blocks name with ``${file:…}``.
 _FILES = {"schemas/total.json": '[{"type": "record", "name": "Total", "fields": [{"name": "amount", "type": "long"}]}]'}
 
 
 @pytest.mark.parametrize("block", every_block("toml"), ids=str)
 def test_every_toml_block_is_configuration(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values are those of `job.toml`, or of `pyproject.toml` where a block has its tables. The backend of
-    examples/plug_ins is installed."""
+    """A block has valid keys and values for `job.toml`, or `pyproject.toml` tables with existing entry point groups.
+
+    The backend of examples/plug_ins is installed.
+    """
     found = tomllib.loads(block.text)
     if "project" in found or "build-system" in found:
         groups = found["project"].get("entry-points", {})
@@ -45,7 +47,7 @@ def test_every_toml_block_is_configuration(block: Block, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("block", every_block("json"), ids=str)
 def test_every_json_block_is_json(block: Block) -> None:
-    """A schema is one that fastavro reads."""
+    """Every JSON block is valid JSON, and fastavro parses every schema."""
     found = json.loads(block.text)
     for schema in found if isinstance(found, list) else [found]:
         if isinstance(schema, dict) and schema.get("type") == "record":
@@ -53,7 +55,7 @@ def test_every_json_block_is_json(block: Block) -> None:
 
 
 def test_both_ways_to_write_a_key_mean_the_same() -> None:
-    """docs/configuration.md: a list in a table, and a quoted key with commas."""
+    """docs/configuration.md: a list in a table and a quoted key with commas give the same setting."""
     first, second = (tomllib.loads(text) for text in blocks("docs/configuration.md", "## Writing keys", "toml"))
     base = {"job.name": "orders", "stores.totals.type": "rocksdb", "blob.store.uri": "memory://orders"}
     stores = [JobConfig.from_mapping({**base, **mapping}).stores["totals"] for mapping in (first, second)]
@@ -61,7 +63,7 @@ def test_both_ways_to_write_a_key_mean_the_same() -> None:
 
 
 def test_the_stateful_set_fits_the_service() -> None:
-    """docs/monitoring.md: its names and ports fit together, and its probes are pages that a service answers."""
+    """docs/monitoring.md: names and ports of the stateful set match, and its probes have the service's paths."""
     (text,) = blocks("docs/monitoring.md", "## Health and readiness", "yaml")
     found = yaml.safe_load(text)
     assert (found["apiVersion"], found["kind"]) == ("apps/v1", "StatefulSet")

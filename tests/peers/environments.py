@@ -1,4 +1,4 @@
-"""Makes the environments of the real peers, once for all tests of a run. Starts processes."""
+"""Builds the environments of the real peers, once for all tests of a run. Starts processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEADLINE_S = 600
 
 
 def quix_python() -> Path:
-    """A Python with Quix Streams. Skips the test if it cannot be installed here."""
+    """Return a Python with Quix Streams. Skip the test if it cannot be installed here."""
 
     def build(directory: Path) -> None:
         _run(sys.executable, "-m", "venv", directory)
@@ -30,9 +30,10 @@ def quix_python() -> Path:
 
 
 def streams_java(program: str) -> list[str | Path]:
-    """The beginning of a command line: Java with Kafka Streams, and a program of this folder that is compiled for it.
+    """Return the start of a command line: Java with Kafka Streams, and a program compiled from this folder.
 
-    Maven fetches what the harness of the peers names. Skips the test if there is no harness or it cannot be built.
+    Maven downloads the libraries that the peer harness names. The test is skipped if there is no harness or the build
+    fails.
     """
     harness = HERE.parents[2] / "shared" / "peers" / "kafka" / "ks" / "pom.xml"
     if not harness.exists():
@@ -48,8 +49,10 @@ def streams_java(program: str) -> list[str | Path]:
 
 
 def samza_java() -> list[str | Path]:
-    """The beginning of a command line: Java with Apache Samza, and the job of the example, which takes a file of
-    properties. Maven fetches what the example names. Skips the test if it cannot be built."""
+    """Return the start of a command line: Java with Apache Samza and the example's job, which takes a properties file.
+
+    Maven downloads the libraries that the example names. The test is skipped if the build fails.
+    """
     example = HERE.parents[1] / "examples" / "from-samza"
 
     def build(directory: Path) -> None:
@@ -65,14 +68,14 @@ def samza_java() -> list[str | Path]:
 
 @contextmanager
 def kept(name: str) -> Iterator[Path]:
-    """A directory that stays as long as the environments, for one test at a time."""
+    """Yield a directory that lives as long as the environments, for one test at a time."""
     root = _root()
     with FileLock(root / f"{name}.lock"):
         yield root / name
 
 
 def run(command: Sequence[str | Path], *, status: int = 0) -> str:
-    """Run a program of a peer to its end. Returns: what it printed."""
+    """Run a peer's program to its end. Return what it printed."""
     texts = [str(part) for part in command]
     ran = subprocess.run(texts, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
     assert ran.returncode == status, f"{texts}: status {ran.returncode}\n{ran.stdout[-2000:]}\n{ran.stderr[-4000:]}"
@@ -80,7 +83,7 @@ def run(command: Sequence[str | Path], *, status: int = 0) -> str:
 
 
 def _made(name: str, build: Callable[[Path], None]) -> Path:
-    """A directory that ``build`` fills, unless another test has. ``STATEMGR_TEST_PEERS`` names one that stays."""
+    """Return a directory that ``build`` fills once. ``STATEMGR_TEST_PEERS`` keeps directories beyond the run."""
     root = _root()
     directory = root / name
     with FileLock(root / f"{name}.lock"):

@@ -1,8 +1,8 @@
-"""A job of Quix Streams, which a test runs with a Python that has it: ``quix_job.py BROKER GROUP TOPIC KIND COUNT``.
+"""A Quix Streams job, which a test runs with a Python that has it: ``quix_job.py BROKER GROUP TOPIC KIND COUNT``.
 
-It counts rows by key, deletes the keys whose row is ``0``, and ends after COUNT rows. Kinds: ``plain``; ``ttl`` (the
-key's rows live for a day); ``exactly-once``; ``crash`` (it dies when its changes are in the changelog, and before it
-commits its offsets); ``window`` (counts in windows).
+The job counts rows by key, deletes a key at a row ``0``, and ends after COUNT rows. Kinds: ``plain``; ``ttl`` (a key's
+state lives for a day); ``exactly-once``; ``crash`` (die after the changes are in the changelog and before the offsets
+are committed); ``window`` (count in windows).
 """
 
 import os
@@ -17,7 +17,7 @@ BROKER, GROUP, TOPIC, KIND, COUNT = sys.argv[1:6]
 
 
 def total(row: int, state: State) -> int:
-    """Count rows, or forget the key."""
+    """Count a key's rows, or delete its state at a row 0."""
     ttl = timedelta(days=1) if KIND == "ttl" else None
     if row == 0:
         state.delete("rows")
@@ -33,7 +33,7 @@ def total(row: int, state: State) -> int:
 
 
 def crash(*_: object, **__: object) -> None:
-    """In place of the commit of the offsets."""
+    """Die instead of committing the offsets."""
     os._exit(9)
 
 

@@ -1,4 +1,4 @@
-"""A job of the real Apache Samza for the tests of adoptions."""
+"""A real Apache Samza job for the adoption tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KAFKA, BLOBS = (
 
 @dataclass
 class SamzaJob:
-    """A job with the store ``counts``: how many rows each key has had since its last row ``0``."""
+    """A job with the store ``counts``: the number of rows of each key since its last row ``0``."""
 
     kafka: KafkaServer
     directory: Path
@@ -28,7 +28,7 @@ class SamzaJob:
     expected: list[dict[bytes, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Samza replaces underscores in the name of the checkpoint topic
+        # Samza replaces underscores in the checkpoint topic's name
         self.name = self.kafka.fresh_name("old") + "_samza"
         self.topic, self.changelog = f"{self.name}-rows", f"{self.name}-counts"
         self.blobs = self.directory / "samza-blobs"
@@ -37,11 +37,11 @@ class SamzaJob:
 
     @property
     def checkpoints(self) -> str:
-        """The checkpoint topic."""
+        """Return the checkpoint topic."""
         return f"__samza_checkpoint_ver_1_for_{self.name.replace('_', '-')}_1"
 
     def send(self, rows: Mapping[int, list[tuple[str, str]]], *, count: bool = True) -> int:
-        """Write rows by partition. Returns: how many. Without ``count`` they are not expected in the store."""
+        """Write rows by partition and return their number. Without ``count``, the expected state leaves them out."""
         for partition, of in rows.items():
             write(self.kafka, self.topic, partition, [(key.encode(), value.encode()) for key, value in of])
             for key, value in of if count else ():
@@ -53,14 +53,14 @@ class SamzaJob:
         return sum(map(len, rows.values()))
 
     def run(self, rows: int, *, status: int = 0, **more: str) -> None:
-        """Run the job until it has processed so many rows (``__`` for ``.`` in the names of settings)."""
+        """Run the job until it has processed ``rows`` rows. Names of settings use ``__`` for ``.``."""
         file = self.directory / "job.properties"
         settings = self.settings(rows) | {key.replace("__", "."): value for key, value in more.items()}
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items() if value))
         environments.run([*environments.samza_java(), file], status=status)
 
     def settings(self, rows: int) -> dict[str, str]:
-        """The job's configuration."""
+        """Return the job's configuration."""
         samza, servers = "org.apache.samza", self.kafka.bootstrap_servers
         found = {
             "job.name": self.name,
@@ -103,5 +103,5 @@ class SamzaJob:
         return found
 
     def adopter(self, *more: str) -> Adopter:
-        """Runs ``statemgr adopt`` for the job."""
+        """Return a runner of ``statemgr adopt`` for the job."""
         return Adopter(self.kafka, self.directory, "--from", "samza", "--job", self.name, *more)

@@ -1,7 +1,7 @@
-"""Hypothesis for a shared machine: no test fails because it was slow, and a failure can be repeated.
+"""Hypothesis settings for a shared machine: no test fails because it is slow, and every failure can be repeated.
 
-``STATEMGR_TEST_EXAMPLES`` is the number of examples of a property (50). Histories of stores and jobs take longer, and
-try a part of that number.
+``STATEMGR_TEST_EXAMPLES`` is the number of examples per property (50). Histories of stores and jobs take longer, so
+they run a fraction of that number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# Time limits are pytest's; how long an example takes says nothing about what it states.
+# pytest enforces time limits. How long an example takes says nothing about the property.
 settings.register_profile(
     "statemgr",
     deadline=None,

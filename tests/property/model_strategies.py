@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the models: anything that the types and the formats allow."""
+"""Hypothesis strategies for the models. They generate everything that the types and the formats allow."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ contents = st.binary(max_size=40)
 
 
 def few(values: st.SearchStrategy[object], size: int = 3) -> st.SearchStrategy[tuple[object, ...]]:
-    """A short tuple."""
+    """Return a short tuple."""
     return st.lists(values, max_size=size).map(tuple)
 
 
 def maps(values: st.SearchStrategy[object], keys: st.SearchStrategy[str] = texts) -> st.SearchStrategy[dict]:
-    """A small map."""
+    """Return a small map."""
     return st.dictionaries(keys, values, max_size=3)
 
 
@@ -52,7 +52,7 @@ markers = st.one_of(
 attachments = st.builds(Attachment, texts, inline=contents) | st.builds(Attachment, texts, blob=blobs)
 layouts = st.builds(Layout, ints, ints, texts)
 checkpoint_ids = st.builds(CheckpointId, st.integers(0, 10**19 - 1), st.integers(0, 999_999))
-#: Source partitions: most are a topic's name and a number.
+#: Source partitions. Most are a topic name and a number.
 partitions = texts | st.builds("{}-{}".format, texts, st.integers(0, 2**31 - 1) | st.integers(0, 5))
 checkpoints = st.builds(
     Checkpoint,

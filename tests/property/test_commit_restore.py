@@ -1,4 +1,4 @@
-"""restore(commit(x)) = x on a real broker: any sequence of writes, commits and restarts, either backend."""
+"""restore(commit(x)) = x on a real broker, for any sequence of writes, commits and restarts, and for each backend."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.jobs import DUAL, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 STORES = ("totals", "index")
-#: Few keys, so that overwrites and deletes of what is there are common; the empty key and prefixes among them.
+#: Few keys, so that overwrites and deletes of existing keys are common. They include the empty key and prefixes.
 KEYS = st.sampled_from([b"", b"a", b"aa", b"b", b"\x00", b"\xff\xff", b"key"]) | st.binary(max_size=3)
 VALUES = st.none() | st.sampled_from([b"", b"1"]) | st.binary(max_size=40) | st.just(b"large" * 8000)
 WRITE = st.tuples(st.just("write"), st.sampled_from(STORES), st.dictionaries(KEYS, VALUES, min_size=1, max_size=6))
 COMMIT = st.tuples(st.just("commit"))
-#: Another machine restored by one backend, or this one as it is.
+#: Restart on another machine that restores from one backend, or on this machine.
 RESTART = st.tuples(st.just("restart"), st.sampled_from(["first", "last", "here"]))
 STEPS = st.lists(st.one_of(WRITE, WRITE, WRITE, COMMIT, COMMIT, RESTART), min_size=1, max_size=14)
 
 
 class Job:
-    """A job under test beside its model: what is written, and what of it is committed."""
+    """A job under test and its model: the written content and the committed content."""
 
     def __init__(self, config: JobConfig, directory: Any) -> None:
         self.config = config
@@ -44,7 +44,7 @@ class Job:
         self.task = self._stack.enter_context(manager.open_task(TASK))
 
     def write(self, store: str, items: Items) -> None:
-        """Put and delete."""
+        """Put and delete keys."""
         write(self.task, items, (store,))
         for key, value in items.items():
             if value is None:
@@ -53,13 +53,13 @@ class Job:
                 self.written[store][key] = value
 
     def commit(self) -> None:
-        """Publish everything, under the next input offset."""
+        """Publish everything under the next input offset."""
         self.commits += 1
         self.task.commit({"orders-0": self.commits})
         self.committed = {store: dict(content) for store, content in self.written.items()}
 
     def restart(self, where: str) -> None:
-        """Close without committing, and open again: what was not committed is gone, all else is there."""
+        """Close without a commit and open again. Only committed content is there."""
         self._stack.close()
         config = self.config
         if where != "here":
@@ -76,7 +76,7 @@ class Job:
             assert {restore.factory for restore in self.task.restored} == {where}
 
     def check_open(self) -> None:
-        """The open stores hold what was written, in key order."""
+        """Check that the open stores hold the written content in key order."""
         for store in STORES:
             items = list(self.task.store(store).range())
             assert dict(items) == self.written[store]
@@ -94,14 +94,14 @@ def test_what_was_committed_is_restored(
     kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory, factories: Sequence[str], interval: str,
     steps: list[tuple[Any, ...]],
 ) -> None:  # fmt: skip
-    """Invariants 4 and 11: whatever happened, each backend gives exactly the last commit, with its input offsets."""
+    """Invariants 4 and 11: after any history, each backend returns exactly the last commit and its input offsets."""
     directory = tmp_path_factory.mktemp("job")
     mapping = job_mapping(
         kafka, directory, backup=factories, stores=STORES, task__commit__snapshot__interval=[interval],
         stores__totals__write__batch__size=3,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 100)  # much is stored ahead of its commit
+        patch.setattr("statemgr.flows.persist_ahead.AHEAD_BYTES", 100)  # store many changes ahead of their commit
         job = Job(JobConfig.from_mapping(mapping), directory)
         try:
             for step in steps:

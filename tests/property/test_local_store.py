@@ -1,4 +1,4 @@
-"""Random histories of a local store equal a dictionary's, through checkpoints, clones, crashes and reopening."""
+"""A local store equals a dictionary for random histories of checkpoints, clones, crashes and reopening."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Content = dict[bytes, bytes]
 
 
 class StoreHistory(RuleBasedStateMachine):
-    """One task's store: written, committed, crashed, cloned from any kept state, cleaned up."""
+    """One task's store under writes, commits, crashes, clones of any kept state, and clean-ups."""
 
     @initialize(kind=st.sampled_from(["rocksdb", "memory"]))
     def start(self, kind: str) -> None:
-        """Begin with an empty store in an empty place."""
+        """Start with an empty store in an empty directory."""
         self.kind = kind
         self.base = Path(tempfile.mkdtemp())
         self.numbers = count()
@@ -52,18 +52,18 @@ class StoreHistory(RuleBasedStateMachine):
 
     @rule(changes=CHANGES)
     def write(self, changes: list[tuple[bytes, bytes | None]]) -> None:
-        """Apply changes to both."""
+        """Apply changes to the store and the dictionary."""
         self.store.write(changes)
         self._write(self.content, changes)
 
     @rule()
     def flush(self) -> None:
-        """Bring everything into files."""
+        """Flush everything to files."""
         self.store.flush()
 
     @rule()
     def commit(self) -> None:
-        """Checkpoint and adopt under a new state ID."""
+        """Make a checkpoint and adopt it under a new state ID."""
         self.store.flush()
         staging = self.directories.staging()
         self.store.checkpoint(staging)
@@ -75,7 +75,7 @@ class StoreHistory(RuleBasedStateMachine):
 
     @rule(read_first=st.booleans())
     def reopen(self, read_first: bool) -> None:
-        """Close and open the same directory: flushed content is there; what was not may be gone."""
+        """Flush, close and open the same directory again. The content is still there."""
         self.store.flush()
         self.store.close()
         self.store = open_store(self.kind, self.live, {}, read_first=read_first)
@@ -95,7 +95,7 @@ class StoreHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.states)
     @rule(data=st.data())
     def new_process(self, data: st.DataObject) -> None:
-        """The owner dies; the next one keeps one state and cleans up the rest."""
+        """Replace the owner. The next one keeps one state and cleans up the rest."""
         self.store.close()
         self.directories.close()
         self.directories = StoreDirectories(self.base / "root", self.clock, self.ids)
@@ -109,7 +109,7 @@ class StoreHistory(RuleBasedStateMachine):
 
     @rule(start=st.none() | KEYS, end=st.none() | KEYS)
     def scan(self, start: bytes | None, end: bytes | None) -> None:
-        """A range is the dictionary's range, in order."""
+        """A range scan returns the dictionary's range, in order."""
         expected = [
             item
             for item in sorted(self.content.items())
@@ -119,7 +119,7 @@ class StoreHistory(RuleBasedStateMachine):
 
     @invariant()
     def same_content(self) -> None:
-        """Everything there is, by scan and by keys."""
+        """Scans and gets return everything that the dictionary holds."""
         if not hasattr(self, "store"):
             return
         assert dict(self.store.scan(None, None)) == self.content

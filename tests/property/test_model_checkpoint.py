@@ -13,7 +13,7 @@ from tests.property import model_strategies as some
 
 @given(some.records, st.lists(some.checkpoints, max_size=5), st.integers(1, 4))
 def test_retention_keeps_the_newest(record: CheckpointRecord, published: list[Checkpoint], retained: int) -> None:
-    """After any publishes a record holds the newest N checkpoints in order; outstanding TTLs are in the newest only."""
+    """After any publishes, a record holds the newest N checkpoints in order. Only the newest has outstanding TTLs."""
     history = list(record.checkpoints)
     for checkpoint in published:
         record = record.followed_by(checkpoint, retained)
@@ -30,7 +30,7 @@ def test_retention_keeps_the_newest(record: CheckpointRecord, published: list[Ch
 def test_highest_offset_of_any_version_wins(
     newest: CheckpointRecord, old_software: CheckpointRecord, at: int, one_at: int
 ) -> None:
-    """The current checkpoint is that of the record with the higher offset, and nothing retained is lost."""
+    """The current checkpoint comes from the record with the higher offset, and no retained checkpoint is lost."""
     newest = replace(newest, offset=2 * at)
     one = replace(old_software, offset=2 * one_at + 1)
     merged = with_version_one(newest, one)

@@ -1,4 +1,4 @@
-"""Codecs: what was written is what is read, and whatever is read that was not written is a typed error."""
+"""Codecs read exactly what they wrote, and answer everything else with a typed error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOB = JobCheckpoint(sample.LAYOUT, publish_of(sample.CHECKPOINT))
 JOB_KEY, JOB_VALUE = codecs.encode_job(replace(KEY, task=""), JOB)
 ((TASK_KEY, TASK_VALUE),) = codecs.encode_record(sample.RECORD)
 
-#: name → (valid bytes, decoder, the one error it may raise)
+#: name → (valid bytes, decoder, the only error that it may raise)
 DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = {
     "key": (codecs.encode_key(KEY), codecs.decode_key, CorruptRecord),
     "key-v1": (codecs.encode_key(sample.RECORD.key_v1()), codecs.decode_key, CorruptRecord),
@@ -59,14 +59,14 @@ DECODERS: dict[str, tuple[bytes, Callable[[bytes], Any], type[CorruptError]]] = 
 
 @given(some.keys)
 def test_key_round_trips(key: CheckpointKey) -> None:
-    """A key is read as it was written, and written the same each time."""
+    """A key reads as it was written, and equal keys have equal bytes."""
     assert codecs.decode_key(codecs.encode_key(key)) == key
     assert codecs.encode_key(key) == codecs.encode_key(replace(key))
 
 
 @given(some.records, some.counts)
 def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
-    """Every checkpoint of a record is read as it was written, with the offset it was read at."""
+    """Every checkpoint of a record reads as it was written, with the offset at which it was read."""
     read = []
     for (key, value), checkpoint in zip(codecs.encode_record(record), reversed(record.checkpoints), strict=True):
         at = codecs.decode_key(key)
@@ -81,7 +81,7 @@ def test_record_round_trips(record: CheckpointRecord, offset: int) -> None:
 
 @given(some.layouts, st.lists(some.checkpoints, min_size=1, max_size=3), some.keys)
 def test_parts_make_the_checkpoint_again(layout: Layout, found: list[Checkpoint], key: CheckpointKey) -> None:
-    """A task's own part refers to the job record; together they are the checkpoint, whose offsets may be its own."""
+    """A task's own part refers to the job record. Together they make the checkpoint, whose offsets may be its own."""
     common = common_inputs(dict(enumerate(found)))  # type: ignore[arg-type]
     for checkpoint in found:
         publish = publish_of(checkpoint, common)
@@ -96,7 +96,7 @@ def test_parts_make_the_checkpoint_again(layout: Layout, found: list[Checkpoint]
 
 @given(some.chains)
 def test_chain_round_trips(chain: SegmentChain) -> None:
-    """A segment chain is read as it was written; in a blob, what lies beside it gets the blob's name."""
+    """A segment chain reads as it was written. References to the blob that holds the chain get that blob's name."""
     data = codecs.encode_chain(chain)
     assert codecs.decode_chain(data) == chain
     assert codecs.decode_chain(data, "j/1/o") == chain.lying_in("j/1/o")
@@ -104,7 +104,7 @@ def test_chain_round_trips(chain: SegmentChain) -> None:
 
 @given(some.records)
 def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecord) -> None:
-    """A version 1 record says the current checkpoint's ID, input offsets and changelog offsets, nothing else."""
+    """A version 1 record contains only the current checkpoint's ID, input offsets and changelog offsets."""
     read = codecs.decode_record_v1(record.key_v1(), codecs.encode_record_v1(record), codecs.Place(offset=5)).current
     assert read.checkpoint_id == record.current.checkpoint_id
     assert read.input_offsets == record.current.input_offsets
@@ -120,13 +120,13 @@ def test_version_one_keeps_offsets_and_changelog_markers(record: CheckpointRecor
 
 @given(some.checkpoints)
 def test_checkpoint_alone_round_trips(checkpoint: Checkpoint) -> None:
-    """One checkpoint alone is read as it was written."""
+    """A single checkpoint reads as it was written."""
     assert codecs.decode_checkpoint(codecs.encode_checkpoint(checkpoint)) == checkpoint
 
 
 @given(some.checkpoints)
 def test_equal_checkpoints_have_equal_bytes(checkpoint: Checkpoint) -> None:
-    """The order in which a map was filled does not show in the bytes."""
+    """The order in which a map was filled does not affect the bytes."""
     turned = {name: checkpoint.input_offsets[name] for name in reversed(checkpoint.input_offsets)}
     other = replace(checkpoint, input_offsets=turned)
     assert codecs.encode_checkpoint(other) == codecs.encode_checkpoint(checkpoint)
@@ -134,19 +134,19 @@ def test_equal_checkpoints_have_equal_bytes(checkpoint: Checkpoint) -> None:
 
 @given(some.indexes)
 def test_index_round_trips(index: SnapshotIndex) -> None:
-    """An index is read with its whole tree: nested and empty directories, empty files, files of many parts."""
+    """An index reads with its complete tree: nested and empty directories, empty files, files of many parts."""
     assert codecs.decode_index(codecs.encode_index(index), "b") == index
 
 
 @given(some.prepared_commits)
 def test_prepared_commit_round_trips(prepared: PreparedCommit) -> None:
-    """A prepared commit is read as it was written."""
+    """A prepared commit reads as it was written."""
     assert codecs.decode_prepared(codecs.encode_prepared(prepared)) == prepared
 
 
 @given(some.histories)
 def test_segment_round_trips(changes: list[Change]) -> None:
-    """A change segment gives back the same changes in the same order; an empty value is not a delete."""
+    """A change segment returns the same changes in the same order. An empty value is not a delete."""
     data = encode_segment(changes)
     assert list(read_segment(io.BytesIO(data))) == changes
     assert verify_segment(io.BytesIO(data)) == len(changes)
@@ -155,7 +155,7 @@ def test_segment_round_trips(changes: list[Change]) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 @given(data=st.data())
 def test_damaged_bytes_give_only_typed_errors(name: str, data: st.DataObject) -> None:
-    """Bits flipped, bytes cut out or put in: a decoder returns or raises its one error, never anything else."""
+    """For flipped, removed or inserted bytes, a decoder returns or raises its one error, and never another."""
     valid, decode, error = DECODERS[name]
     damaged = bytearray(valid)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -176,7 +176,7 @@ def test_damaged_bytes_give_only_typed_errors(name: str, data: st.DataObject) ->
 @pytest.mark.parametrize("name", DECODERS)
 @given(tail=st.binary(max_size=200), keep=st.integers(0, 40))
 def test_random_bytes_give_only_typed_errors(name: str, tail: bytes, keep: int) -> None:
-    """Random bytes behind any length of a valid beginning: a decoder returns or raises its one error."""
+    """For random bytes after a valid start of any length, a decoder returns or raises its one error."""
     valid, decode, error = DECODERS[name]
     with suppress(error):
         decode(valid[:keep] + tail)
@@ -184,7 +184,7 @@ def test_random_bytes_give_only_typed_errors(name: str, tail: bytes, keep: int) 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_cut_and_every_tail_is_refused(name: str) -> None:
-    """A record cut at any byte, or followed by any byte, is refused."""
+    """A decoder rejects a record that is cut at any byte or has extra bytes at its end."""
     valid, decode, error = DECODERS[name]
     decode(valid)
     for end in range(len(valid)):

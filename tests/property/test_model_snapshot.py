@@ -16,7 +16,7 @@ from statemgr.model.plan import plan_files
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex, validate
 from tests.property import model_strategies as some
 
-#: Few names and few contents, so that trees overlap in names, in contents, and in one without the other.
+#: Few names and few contents, so that trees overlap in names, in contents, or in only one of them.
 names = st.sampled_from(["a.sst", "b.sst", "CURRENT", "d", "e"])
 contents = st.sampled_from([b"", b"1", b"2", b"22", b"large" * 10])
 #: relative path → content
@@ -26,20 +26,20 @@ trees = st.dictionaries(st.lists(names, min_size=1, max_size=3).map("/".join), c
 
 
 def local_tree(tree: Mapping[str, bytes]) -> LocalTree:
-    """The tree as a local directory."""
+    """Return the tree as a local directory."""
     dirs = {path.rsplit("/", n)[0] for path in tree for n in range(1, path.count("/") + 1)}
     files = tuple(LocalFile(path, len(data), content_hash(data)) for path, data in sorted(tree.items()))
     return LocalTree(files, tuple(sorted(dirs)))
 
 
 def uploaded(file: LocalFile, attempt: str) -> FileIndex:
-    """The file as a commit would record it after its upload."""
+    """Return the file as a commit records it after its upload."""
     parts = (BlobRef(f"j/1/Partition_0/s/{attempt}/{file.path}.0", file.size, file.hash),)
     return FileIndex(file.path.rpartition("/")[2], file.size, file.hash, parts=parts)
 
 
 def commit(tree: Mapping[str, bytes], base: DirIndex | None, attempt: str) -> DirIndex:
-    """Diff against the base, take what is kept from it and 'upload' the rest."""
+    """Diff against the base, keep the unchanged files and 'upload' the rest."""
     local = local_tree(tree)
     found = diff(local, base)
     files = {**found.kept, **{file.path: uploaded(file, attempt) for file in found.added}}
@@ -48,7 +48,7 @@ def commit(tree: Mapping[str, bytes], base: DirIndex | None, attempt: str) -> Di
 
 @given(trees, trees)
 def test_diff_applied_is_the_target(first: dict[str, bytes], second: dict[str, bytes]) -> None:
-    """What is kept and what is added make exactly the local tree, whatever the base had under those names."""
+    """The kept and the added files make exactly the local tree, whatever the base had under the same names."""
     base = commit(first, None, "one")
     index = commit(second, base, "two")
     expected = {path: (len(data), content_hash(data)) for path, data in second.items()}
@@ -58,7 +58,7 @@ def test_diff_applied_is_the_target(first: dict[str, bytes], second: dict[str, b
 
 @given(trees, trees)
 def test_diff_uploads_no_content_twice(first: dict[str, bytes], second: dict[str, bytes]) -> None:
-    """Added is what the base lacks, kept refers to the base's blobs, removed is what no local file has."""
+    """The diff adds what the base lacks, keeps files by the base's blobs, and removes what no local file has."""
     base = commit(first, None, "one")
     found = diff(local_tree(second), base)
     had = {file.identity for _, file in base.walk()}
@@ -72,7 +72,7 @@ def test_diff_uploads_no_content_twice(first: dict[str, bytes], second: dict[str
 
 @given(trees)
 def test_index_of_a_commit_is_accepted(tree: dict[str, bytes]) -> None:
-    """What a commit makes passes its own validation, before and after its bytes."""
+    """The index that a commit makes passes validation before and after encoding."""
     index = SnapshotIndex("j", "1", "Partition 0", "s", "id", "one", 5, commit(tree, None, "one"))
     read = decode_index(encode_index(index), "b")
     validate(read, "b", job_name="j", job_id="1", task="Partition 0", store="s")
@@ -81,7 +81,7 @@ def test_index_of_a_commit_is_accepted(tree: dict[str, bytes]) -> None:
 
 @given(trees, st.lists(trees, max_size=2))
 def test_plan_covers_every_file_once(target: dict[str, bytes], local: list[dict[str, bytes]]) -> None:
-    """Every file of the index is linked, written from the index or fetched: one of them, and only by identity."""
+    """A plan links, writes inline or fetches every file of the index exactly once. It links files only by identity."""
     root = commit(target, None, "one")
     here = [{path: (len(data), content_hash(data)) for path, data in tree.items()} for tree in local]
     plan = plan_files(root, here)
@@ -98,7 +98,7 @@ def test_plan_covers_every_file_once(target: dict[str, bytes], local: list[dict[
 
 @given(some.indexes)
 def test_validation_of_anything_is_a_typed_error(index: SnapshotIndex) -> None:
-    """Any index at all is accepted or refused as CorruptBlob; an accepted one has only names that stay inside."""
+    """Validation accepts an index or raises CorruptBlob. Names in an accepted index stay inside the job's directory."""
     owner = {"job_name": index.job_name, "job_id": index.job_id, "task": index.task, "store": index.store}
     try:
         validate(index, "blob", **owner)

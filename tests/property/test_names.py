@@ -1,4 +1,4 @@
-"""Names that are derived from those of jobs and stores: different jobs and stores never share one."""
+"""Names derived from jobs and stores: two different jobs or stores never share one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.ports import StoreIdentity
 from statemgr.wiring import open_services
 
-#: Few characters, so that names which differ only in where they are cut come up.
+#: Few characters, so that names that differ only in where they are split occur.
 _NAMES = st.from_regex(r"[a1_][a1._-]{0,6}", fullmatch=True)
 _STORES = st.from_regex(r"[a1][a1_-]{0,6}", fullmatch=True)
 _JOBS = st.tuples(_NAMES, _NAMES)
@@ -36,7 +36,7 @@ def _config(job: tuple[str, str], *stores: str) -> JobConfig:
 
 
 def _of_job(config: JobConfig) -> list[str]:
-    """What no two jobs may share: topics, transactional IDs, and where blobs and local directories begin."""
+    """Return everything that two jobs may not share: topics, transactional IDs, blob prefixes and local directories."""
     tasks = [f"Partition {index}" for index in range(config.tasks)]
     return [
         config.checkpoint_topic,
@@ -48,7 +48,7 @@ def _of_job(config: JobConfig) -> list[str]:
 
 
 def _of_stores(config: JobConfig) -> list[str]:
-    """What no two stores of one job may share."""
+    """Return everything that two stores of one job may not share."""
     found = [store.changelog_topic for store in config.stores.values()]
     for task in (f"Partition {index}" for index in range(config.tasks)):
         for store in config.stores:
@@ -65,7 +65,7 @@ def _of_stores(config: JobConfig) -> list[str]:
 @example(("a-", "1"), ("a", "-1".replace("-", "_")), "s", "s")
 @example(("a", "1"), ("a", "1-s"), "s-s", "s")
 def test_two_jobs_share_no_name(one: tuple[str, str], other: tuple[str, str], store: str, another: str) -> None:
-    """Invariant 16, FAULT 48: not the same name, and none that begins with another job's directory or prefix."""
+    """Invariant 16, FAULT 48: two jobs share no name, and no directory or prefix of one is inside one of the other."""
     ours, theirs = _of_job(_config(one, store)), _of_job(_config(other, another))
     if one == other:
         return
@@ -78,7 +78,7 @@ def test_two_jobs_share_no_name(one: tuple[str, str], other: tuple[str, str], st
 
 @given(_JOBS, st.lists(_STORES, min_size=2, max_size=3, unique=True))
 def test_two_stores_share_no_name(job: tuple[str, str], stores: list[str]) -> None:
-    """Invariant 16: nor do the stores of one job, its topics, and what it keeps of its own."""
+    """Invariant 16: the stores of one job share no name with each other, its topics or its own data."""
     config = _config(job, *stores)
     names = [config.checkpoint_topic, *_of_stores(config)]
     assert len(set(names)) == len(names)
@@ -87,7 +87,7 @@ def test_two_stores_share_no_name(job: tuple[str, str], stores: list[str]) -> No
 
 @pytest.mark.parametrize("name", ["_segments", "_commit", "_mine", "PUBLISHED"])
 def test_reserved_names_of_stores_are_refused(name: str) -> None:
-    """FAULT 48: a store that would share a place with what statemgr keeps of its own."""
+    """FAULT 48: the configuration rejects a store name that would collide with statemgr's own data."""
     with pytest.raises(ConfigError, match="reserved") as caught:
         _config(("orders", "1"), name)
     assert caught.value.where["key"] == f"stores.{name}"

@@ -1,4 +1,4 @@
-"""Keys of a processor's state: their bytes come back as the key, sort as it does, and none begins another."""
+"""Keys of a processor's state: their bytes decode to the key, sort alike, and no key is a prefix of another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _keys(draw: st.DrawFn) -> tuple[StructType, tuple[Any, ...], tuple[Any, ...]
 
 
 def _rank(value: Any) -> Any:
-    """Sorts as the bytes do: null first, text by UTF-8."""
+    """Return a value that sorts as the bytes do: null first, then text by its UTF-8 bytes."""
     if value is None:
         return (0,)
     if isinstance(value, str):
@@ -61,7 +61,7 @@ def _rank(value: Any) -> Any:
 
 @given(_keys())
 def test_bytes_of_keys(given_keys: tuple[StructType, tuple[Any, ...], tuple[Any, ...]]) -> None:
-    """Two keys of the same types."""
+    """The bytes of two keys of the same types decode, sort correctly, and neither is a proper prefix of the other."""
     schema, first, second = given_keys
     one, other = encode_key(schema, first), encode_key(schema, second)
     assert decode_key(schema, b"xy" + one + b"\xff", 2) == (first, 2 + len(one))
@@ -70,7 +70,7 @@ def test_bytes_of_keys(given_keys: tuple[StructType, tuple[Any, ...], tuple[Any,
 
 
 def test_floats_that_are_equal_for_spark() -> None:
-    """One NaN, and one zero."""
+    """All NaNs have the same bytes, and so do both zeros."""
     schema = StructType([StructField("x", DoubleType())])
     assert encode_key(schema, (-0.0,)) == encode_key(schema, (0.0,))
     assert encode_key(schema, (math.nan,)) == encode_key(schema, (-math.nan,))

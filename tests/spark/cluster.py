@@ -1,4 +1,4 @@
-"""A Spark cluster on this machine: a driver in a process of its own, and executors that share no disk."""
+"""A Spark cluster on this machine: a driver in its own process, and executors that share no disk."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ import pyspark
 from tests.jobs import with_changes
 from tests.spark.conftest import ROOT, Pipeline
 
-#: A directory that each executor has for itself, as a reference that it resolves.
+#: Each executor's own directory, as a reference that the executor resolves.
 OWN_DISK = "${env:SPARK_EXECUTOR_DIRS}"
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 
 def spark_environment(**more: object) -> dict[str, str]:
-    """The environment of a process of Spark that runs on this machine and imports the tests."""
+    """Return the environment of a local Spark process that can import the tests."""
     own = {
         "PYTHONPATH": ROOT,
         "PYSPARK_PYTHON": sys.executable,
@@ -42,8 +42,8 @@ class Cluster:
     """A driver that runs one query after another in one session.
 
     Args:
-        directory: for the disks of all processes.
-        settings: of the session.
+        directory: the directory for the disks of all processes.
+        settings: the settings of the session.
     """
 
     def __init__(self, directory: Path, master: str = LOCAL_CLUSTER, settings: Mapping[str, str] | None = None) -> None:
@@ -72,7 +72,7 @@ class Cluster:
         self._answers.put("")
 
     def ask(self, order: Mapping[str, Any], timeout: float = 600) -> dict[str, Any]:
-        """Give an order and wait for the answer."""
+        """Send an order and wait for the answer."""
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps(order) + "\n")
         self.driver.stdin.flush()
@@ -82,7 +82,7 @@ class Cluster:
         return answer
 
     def ask_to_die(self, order: Mapping[str, Any], timeout: float = 600) -> None:
-        """Give an order during which the driver is killed, and wait for its end."""
+        """Send an order that kills the driver, and wait for its end."""
         assert self.driver.stdin is not None
         self.driver.stdin.write(json.dumps(order) + "\n")
         self.driver.stdin.flush()
@@ -97,14 +97,14 @@ class Cluster:
             raise AssertionError(f"no answer in {timeout} s: {self.log()}") from None
 
     def run(self, job: Pipeline, process: list[Any], **more: Any) -> dict[str, Any]:
-        """Run the job's query to the end of its input, and keep its output. Fails if the query does."""
+        """Run the job's query to the end of its input and keep its output. Fail if the query fails."""
         answer = self.ask(order_for(job, process, **more))
         assert "error" not in answer, f"{answer.get('trace')}\n{self.log()}"
         job.outputs.calls += [(sequence, [tuple(row) for row in rows]) for sequence, rows in answer["outputs"]]
         return answer
 
     def log(self) -> str:
-        """The end of what the driver wrote."""
+        """Return the end of the driver's log."""
         return self._log.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Cluster:
 
 
 def _kill_tree(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that was started here, and all that it has started."""
+    """Kill a process that this class started, and all of its descendants."""
     if process.poll() is None:
         root = psutil.Process(process.pid)
         for one in [*root.children(recursive=True), root]:
@@ -127,7 +127,7 @@ def _kill_tree(process: subprocess.Popen[Any]) -> None:
 
 
 def order_for(job: Pipeline, process: list[Any], disk: str = "state", **more: Any) -> dict[str, Any]:
-    """A query of the job on machines that share nothing. Another name of ``disk`` is a set of empty disks."""
+    """Return the order for a query of the job on machines that share nothing. Another ``disk`` means empty disks."""
     order = {
         "kind": "run",
         "config": with_changes(job.config, state__dir=f"{OWN_DISK}/{disk}").to_mapping(),
@@ -140,9 +140,9 @@ def order_for(job: Pipeline, process: list[Any], disk: str = "state", **more: An
 
 
 class Standalone:
-    """A master and two workers, one executor with one core each, on two host names of this machine.
+    """A master and two workers on two host names of this machine. Each worker has one executor with one core.
 
-    Spark runs the second copy of a task only on another host than the first, so a cluster on one host has none.
+    Spark runs the second copy of a task only on a different host, so a cluster on one host never runs one.
     """
 
     hosts = ("127.0.0.1", "localhost")
@@ -182,6 +182,6 @@ class Standalone:
         return found[1]
 
     def close(self) -> None:
-        """Stop the workers with their executors, and the master."""
+        """Stop the workers with their executors, then the master."""
         for process in reversed(self._processes):
             _kill_tree(process)

@@ -1,6 +1,6 @@
-"""A session with executors in processes of their own: ``cluster_job.py '{"master": …, "settings": {…}}'``.
+"""A session with executors in their own processes: ``cluster_job.py '{"master": …, "settings": {…}}'``.
 
-It reads orders from standard input and answers each on standard output, a line of JSON for each.
+It reads orders from standard input, one line of JSON each, and answers each with a line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def session(master: str, settings: dict[str, str]) -> SparkSession:
-    """The session; executors start as soon as the cluster has room for them."""
+    """Start the session. Executors start as soon as the cluster has room for them."""
     defaults = {
         "spark.jars": ",".join(str(jar) for jar in connector_jars()),
         "spark.ui.enabled": "false",
@@ -44,7 +44,7 @@ def session(master: str, settings: dict[str, str]) -> SparkSession:
 
 
 def named(text: str) -> Any:
-    """What ``module:name`` is."""
+    """Return the object that ``module:name`` names."""
     module, _, name = text.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -86,12 +86,12 @@ def run(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
-    """The rows of a query of SQL."""
+    """Return the rows of a SQL query."""
     return {"rows": [list(row) for row in spark.sql(order["sql"]).collect()]}
 
 
 def executors(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
-    """Wait until there are as many executors as wanted. Returns: how many there are."""
+    """Wait until the wanted number of executors run. Return their number."""
     status = spark.sparkContext._jsc.sc()  # type: ignore[union-attr]
     deadline = time.monotonic() + order["timeout"]
     while (count := status.getExecutorMemoryStatus().size() - 1) != order["wanted"] and time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def executors(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
 
 def main(text: str) -> None:
     """Answer orders until the input ends."""
-    # Spark's own lines go elsewhere
+    # keep Spark's own output off standard output
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     start = json.loads(text)

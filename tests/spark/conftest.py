@@ -1,4 +1,4 @@
-"""A real Spark session, and jobs on the run's broker for it."""
+"""A real Spark session, and jobs for it on the run's broker."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ OUTPUT = "key string, count bigint, attempt string"
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for all; a task that fails is tried once more, as on a cluster."""
+    """Start one session for all tests. Spark retries a failed task once, as a cluster would."""
     directory = tmp_path_factory.mktemp("spark with a space")
     before = dict(os.environ)
     os.environ |= {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        # workers import the test modules that process functions live in
+        # workers import the test modules that define the process functions
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     settings = {
@@ -63,7 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def count(
     batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
 ) -> Iterator[pa.RecordBatch]:
-    """Count rows per key; the output says which attempt counted, so that no two attempts give equal rows."""
+    """Count rows per key. The output names the attempt, so that two attempts never return equal rows."""
     counts: dict[bytes, int] = {}
     for batch in batches:
         for key in batch.column("key").to_pylist():
@@ -81,16 +81,16 @@ def count(
 
 @dataclass
 class Outputs:
-    """An output that keeps what it was given: sequence → rows, once for every call."""
+    """An output that records (sequence, rows) for every call."""
 
     calls: list[tuple[int, list[tuple[Any, ...]]]] = field(default_factory=list)
 
     def write(self, rows: DataFrame, sequence: int) -> None:
-        """Keep the rows."""
+        """Record the rows."""
         self.calls.append((sequence, sorted(tuple(row) for row in rows.collect())))
 
     def counts(self) -> dict[str, int]:
-        """Key → what all sequences add up to; a sequence that was given twice counts once."""
+        """Return key → sum over all sequences. A sequence that arrived twice counts once."""
         total: dict[str, int] = {}
         for rows in dict(self.calls).values():
             for key, change, *_ in rows:
@@ -100,7 +100,7 @@ class Outputs:
 
 @dataclass
 class Pipeline:
-    """A job of its own: a topic, a configuration, a checkpoint location, an output."""
+    """A job with its own topic, configuration, checkpoint location and output."""
 
     spark: SparkSession | None
     kafka: KafkaServer
@@ -112,11 +112,11 @@ class Pipeline:
 
     @property
     def location(self) -> Path:
-        """Where Spark keeps its offsets."""
+        """Return the directory in which Spark keeps its offsets."""
         return self.directory / "location"
 
     def produce(self, rows: int, *, keys: int = 20, partition: int | None = None) -> None:
-        """Put rows on the topic: every tenth without a key."""
+        """Write rows to the topic. Every tenth row has no key."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
         for i in range(rows):
             key = None if i % 10 == 9 else f"key-{i % keys}"
@@ -126,7 +126,7 @@ class Pipeline:
         assert producer.flush(30) == 0
 
     def rows(self, starting_offsets: str, per_batch: int = 1_000_000) -> DataFrame:
-        """The streaming input."""
+        """Return the streaming input."""
         return (
             self.spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self.kafka.bootstrap_servers)
@@ -137,7 +137,7 @@ class Pipeline:
         )
 
     def query(self, per_batch: int = 1_000_000, config: JobConfig | None = None) -> StatefulQuery:
-        """Counting rows per key, once over everything that is there."""
+        """Return a query that counts rows per key, once over the available input."""
         return (
             StatefulQuery(config or self.config)
             .input(lambda offsets: self.rows(offsets, per_batch))
@@ -149,13 +149,13 @@ class Pipeline:
         )
 
     def run(self, query: StatefulQuery | None = None, **permissions: bool) -> RunningQuery:
-        """Start and wait until everything is done."""
+        """Start the query and wait until it has processed everything."""
         running = (query or self.query()).start(**permissions)
         running.awaitTermination()
         return running
 
     def state(self, factory: str, partitioner: str = PARTITIONER) -> dict[str, int]:
-        """Key → count over all tasks, restored from one backend into an empty directory."""
+        """Return key → count over all tasks, restored from one backend into an empty directory."""
         state: dict[str, int] = {}
         for contents in self.contents(factory, partitioner).values():
             for key, value in contents.items():
@@ -165,7 +165,7 @@ class Pipeline:
         return state
 
     def contents(self, factory: str = "blob-store", partitioner: str = PARTITIONER) -> dict[str, dict[bytes, bytes]]:
-        """Task → the store's content, restored from one backend into an empty directory."""
+        """Return task → content of the store, restored from one backend into an empty directory."""
         elsewhere = self.elsewhere(factory)
         found = {}
         with StateManager(elsewhere, partitioner) as manager:
@@ -176,7 +176,7 @@ class Pipeline:
         return found
 
     def elsewhere(self, factory: str) -> JobConfig:
-        """The same job on a machine that has nothing, restored by one backend."""
+        """Return the same job on an empty machine that restores from one backend."""
         machine = len(list(self.directory.glob("machine-*")))
         directory = self.directory / f"machine-{machine}"
         directory.mkdir()
@@ -188,7 +188,7 @@ class Pipeline:
 def make_pipeline(
     spark: SparkSession | None, kafka: KafkaServer, directory: Path, tasks: int = 3, partitions: int = 3, **more: object
 ) -> Pipeline:
-    """A pipeline with its topic; one without a session is for a query in another process."""
+    """Create a pipeline and its topic. A pipeline without a session serves a query in another process."""
     mapping = job_mapping(kafka, directory, tasks=tasks, **more)  # type: ignore[arg-type]
     topic = kafka.fresh_name("rows")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -199,5 +199,5 @@ def make_pipeline(
 
 @pytest.fixture
 def pipeline(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> Callable[..., Pipeline]:
-    """A factory of pipelines: ``pipeline(tasks=3, partitions=3, **configuration)``."""
+    """Return a factory of pipelines: ``pipeline(tasks=3, partitions=3, **configuration)``."""
     return partial(make_pipeline, spark, kafka, tmp_path)

@@ -1,6 +1,7 @@
-"""A client of Spark Connect with its server, for ``test_connect``: ``connect_job.py config.json``.
+"""A Spark Connect client and its server, for ``test_connect``: ``connect_job.py config.json``.
 
-Prints one JSON object: what it read of the job's state, what it looked up, and the error of a stateful query.
+It prints one JSON object: the rows that it read from the job's state, the values that it looked up, and the error of a
+stateful query.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.spark.conftest import OUTPUT, count
 
 
 def main(path: str) -> None:
-    """Read, look up, and be refused."""
+    """Read state, look up values, and start a stateful query that is refused."""
     config = JobConfig.from_mapping(json.loads(Path(path).read_text()))
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     register(spark)

@@ -1,4 +1,4 @@
-"""Process functions for queries on a cluster: something goes wrong in one attempt, and is noted in a directory."""
+"""Process functions that fail in one attempt of a cluster query and record it in a directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PATIENCE = 300
 
 
 def first(flag: Path) -> bool:
-    """Whether nobody has made this file before, in any process."""
+    """Return whether this call creates the file, for the first time in any process."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -45,14 +45,14 @@ def wait_for(*flags: Path) -> None:
 
 
 def executor() -> psutil.Process:
-    """The JVM that this worker belongs to."""
+    """Return the JVM that this worker belongs to."""
     parents = psutil.Process().parents()
     (found,) = (one for one in parents if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()))
     return found
 
 
 def kill_executor() -> None:
-    """Kill the executor that this worker belongs to, as if its machine was lost: the JVM and all of its workers."""
+    """Kill this worker's executor (the JVM and all of its workers), as the loss of its machine would."""
     jvm = executor()
     family = jvm.children(recursive=True)
     for process in [jvm, *(one for one in family if one.pid != os.getpid())]:
@@ -61,13 +61,13 @@ def kill_executor() -> None:
 
 
 class AtPhases:
-    """Counts. Calls :meth:`at` in the worker at each phase of its attempts, also before the process function begins."""
+    """A counting function that calls :meth:`at` in the worker at each phase of its attempts, even the first."""
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # only a worker unpickles it, before it opens its attempt
+        # only a worker unpickles this, before it opens its attempt
         vars(self).update(state)
         global _current
         _current = self
@@ -78,14 +78,14 @@ class AtPhases:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """As :func:`count`."""
+        """Count as :func:`count` does."""
         yield from count(batches, stores, context)
 
     def at(self, phase: Phase, subject: str) -> None:
-        """Called before a step."""
+        """Handle an announced phase."""
 
 
-#: The function of this worker's newest batch; a worker is used again for later ones.
+#: The function of this worker's newest batch. Spark reuses a worker for later batches.
 _current: AtPhases | None = None
 _installed: list[Callable[[Phase, str], None]] = []
 
@@ -96,7 +96,7 @@ def _announced(phase: Phase, subject: str) -> None:
 
 
 class KilledIn(AtPhases):
-    """The executor of the first attempt that reaches a phase is killed there."""
+    """A counting function that kills the executor of the first attempt that reaches a phase."""
 
     def __init__(self, directory: str, phase: str) -> None:
         super().__init__(directory)
@@ -105,23 +105,23 @@ class KilledIn(AtPhases):
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count, and put more than fits into the row that an attempt returns."""
+        """Count, and store more than fits into the row that an attempt returns."""
         yield from count(batches, stores, context)
         stores["totals"].put(b"!attempt", os.urandom(200_000))
 
     def at(self, phase: Phase, subject: str) -> None:
-        """Note the phase, and kill."""
+        """Record the phase and kill the executor."""
         (self.directory / f"seen-{phase}").touch()
         if phase == self.phase and first(self.directory / f"killed-{phase}"):
             kill_executor()
 
 
 class Straggling(AtPhases):
-    """The first attempt at task 0 of a batch waits for another attempt at it.
+    """A counting function whose first attempt at task 0 of a batch waits for another attempt at it.
 
     Args:
-        both: let neither end before both have prepared their commits. Otherwise the first waits for the end of the
-            second, and Spark kills it.
+        both: let neither attempt end before both have prepared their commits. Otherwise, the first waits for the end of
+            the second, and Spark kills it.
     """
 
     def __init__(self, directory: str, both: bool) -> None:
@@ -132,14 +132,14 @@ class Straggling(AtPhases):
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count, and wait."""
+        """Count, and mark the first attempt at task 0."""
         self.attempt = None
         if context.task == "Partition 0":
             self.attempt = context.sequence, first(self.directory / f"{context.sequence}-begun")
         yield from count(batches, stores, context)
 
     def at(self, phase: Phase, subject: str) -> None:
-        """Meet the other attempt, with everything prepared."""
+        """Meet the other attempt when everything is prepared."""
         if phase is not Phase.PREPARED or self.attempt is None:
             return
         sequence, is_first = self.attempt
@@ -157,19 +157,19 @@ class Straggling(AtPhases):
 
 
 class Busy(AtPhases):
-    """An attempt takes more than a second, so that Spark asks for more executors, and notes its executor."""
+    """A counting function that takes more than a second, so that Spark requests executors. It records its executor."""
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count, and take a while."""
+        """Count, then sleep."""
         (self.directory / str(executor().pid)).touch()
         yield from count(batches, stores, context)
         time.sleep(1.5)
 
 
 class LosingShuffle(AtPhases):
-    """The first attempts of a batch delete all shuffle files of the cluster, once they have read their rows."""
+    """A counting function whose first attempt of a batch reads its rows, then deletes the cluster's shuffle files."""
 
     def __init__(self, directory: str, disks: str) -> None:
         super().__init__(directory)
@@ -178,7 +178,7 @@ class LosingShuffle(AtPhases):
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count; the rows have been read then."""
+        """Count, which reads all rows, then delete the files."""
         yield from count(batches, stores, context)
         if first(self.directory / f"{context.sequence}-lost"):
             for file in self.disks.rglob("shuffle_*"):
@@ -186,7 +186,7 @@ class LosingShuffle(AtPhases):
 
 
 def run_of_map_task(rows: DataFrame, directory: str) -> DataFrame:
-    """The same rows. Notes each run of a task that reads them."""
+    """Return the same rows, and record each run of a task that reads them."""
 
     def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -200,12 +200,12 @@ def run_of_map_task(rows: DataFrame, directory: str) -> DataFrame:
 
 
 class Measured(AtPhases):
-    """Counts keys column by column, yields a row for each row of the input, and notes the rows of each task."""
+    """Counts keys column by column, yields a row for each input row, and records the number of rows of each task."""
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Never has more than one batch."""
+        """Count without ever holding more than one batch."""
         store, rows = stores["totals"], 0
         for batch in batches:
             rows += batch.num_rows
@@ -216,39 +216,39 @@ class Measured(AtPhases):
         (self.directory / f"rows-{context.task}").write_text(str(rows))
 
     def at(self, phase: Phase, subject: str) -> None:
-        """The peak memory of an attempt, with its commit prepared."""
+        """Record the peak memory of an attempt after its commit is prepared."""
         if phase is Phase.PREPARED:
             (self.directory / f"peak-{os.getpid()}").write_text(str(peak_bytes()))
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had (Linux and macOS)."""
+    """Return the peak memory of this process (Linux and macOS)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Summing:
-    """An output that adds up rows and bytes, on the executors, and notes the driver's and the workers' peak memory."""
+    """An output that sums rows and bytes on the executors, and records the peak memory of driver and workers."""
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
-        """One file for each sequence."""
+        """Write one file per sequence."""
         directory = self.directory
 
         def peaks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from batches
             (directory / f"peak-{os.getpid()}").write_text(str(peak_bytes()))
 
-        # a worker that has fetched output rows is used again
+        # Spark reuses the workers that have fetched output rows
         rows.sparkSession.range(0, 16, 1, 16).mapInArrow(peaks, "id bigint").collect()
         found = rows.selectExpr("count(*) as rows", "count_if(key = 'hot') as hot", "sum(length(payload)) as bytes")
         self.directory.joinpath(f"output-{sequence}").write_text(json.dumps([*found.collect()[0], peak_bytes()]))
 
 
 def kill_driver() -> None:
-    """Kill the driver of a cluster, from it or from a local worker, with everything that it has started."""
+    """Kill a cluster's driver and everything that it started. The caller is the driver itself or a local worker."""
     here = psutil.Process()
     (driver,) = (one for one in [here, *here.parents()] if "tests.spark.cluster_job" in one.cmdline())
     for process in [driver, *driver.children(recursive=True)]:
@@ -258,7 +258,7 @@ def kill_driver() -> None:
 
 
 def kill_driver_in(phase: str) -> None:
-    """Kill this driver the second time that it comes to a phase."""
+    """Kill this driver when it reaches a phase for the second time."""
     seen: list[str] = []
 
     def at(announced: Phase, subject: str) -> None:
@@ -271,7 +271,7 @@ def kill_driver_in(phase: str) -> None:
 
 
 class DeltaTable:
-    """An output that runs the function that a page documents. Dies in its second call or right after it, if told."""
+    """An output that runs a page's function. If asked, it dies inside or right after its second call."""
 
     def __init__(self, program: str, table: str, death: str = "") -> None:
         names: dict[str, Any] = {}
@@ -282,7 +282,7 @@ class DeltaTable:
         self.calls = 0
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
-        """Deliver."""
+        """Deliver the rows."""
         self.calls += 1
         dies = self.calls == 2
         if dies and self.death == "inside":

@@ -1,4 +1,4 @@
-"""Stateful processors for tests, written against PySpark alone, and the same query on both engines."""
+"""Stateful processors that use only PySpark, and a comparison that runs the same query on both engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.conftest import Pipeline
 
 INPUT = "id string, n bigint, t timestamp"
 SEEN = "id string, seen string, exists boolean"
-#: Settings with which Spark runs processors.
+#: Settings that Spark needs to run processors.
 ENGINE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -55,7 +55,7 @@ class Comparison:
     produced: int = 0
 
     def produce(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Put rows on the topic, which has one partition."""
+        """Write rows to the topic, which has one partition."""
         producer = Producer({"bootstrap.servers": self.job.kafka.bootstrap_servers})
         for row in rows:
             producer.produce(self.job.topic, value=json.dumps(row))
@@ -63,7 +63,7 @@ class Comparison:
         assert producer.flush(30) == 0
 
     def rows(self, starting_offsets: str) -> DataFrame:
-        """The parsed input."""
+        """Return the parsed input."""
         parsed = sf.from_json(sf.col("value").cast("string"), self.input).alias("row")
         rows = self.job.rows(starting_offsets, self.rows_per_batch).select(parsed).select("row.*")
         return rows if self.watermark is None else rows.withWatermark("t", self.watermark)
@@ -71,7 +71,7 @@ class Comparison:
     def on_spark(
         self, processor: StatefulProcessor | Function, output: Any, mode: str = "none", *, pandas: bool = False
     ) -> Batches:
-        """The batches' rows on Spark's own engine, sorted, without empty batches."""
+        """Return the rows of each batch on Spark's own engine, sorted, without empty batches."""
         batches: Batches = []
         before = {name: self.job.spark.conf.get(name, None) for name in ENGINE}
         for name, value in ENGINE.items():
@@ -98,18 +98,18 @@ class Comparison:
     def applied(
         self, groups: Any, processor: StatefulProcessor | Function, output: Any, mode: str, *, pandas: bool
     ) -> Any:
-        """The operator on the groups of either engine. A function has the timeout of the mode's clock."""
+        """Apply the operator to the groups of either engine. A function gets the timeout of the mode's clock."""
         if not isinstance(processor, StatefulProcessor):
             return groups.applyInPandasWithState(processor, output, GROUP_STATE, "Update", TIMEOUTS[mode])
         transform = groups.transformWithStateInPandas if pandas else groups.transformWithState
         return transform(processor, output, "Update", mode, self.initial_state(), self.output_time)
 
     def initial_state(self) -> GroupedData | None:
-        """The initial state as both engines take it."""
+        """Return the initial state as both engines take it."""
         return None if self.initial is None else self.initial.groupBy(*self.keys)
 
     def _while_batches_go_on(self, running: StreamingQuery) -> None:
-        """With a clock Spark makes batches without end: stop after the input was read."""
+        """Stop after the input is read. With a processing-time clock, Spark makes batches without end."""
         try:
             wait_until(lambda: sum(progress.numInputRows for progress in running.recentProgress) >= self.produced)
         finally:
@@ -118,7 +118,7 @@ class Comparison:
     def on_statemgr(
         self, processor: StatefulProcessor | Function, output: Any, mode: str = "none", *, pandas: bool = False
     ) -> Batches:
-        """The batches' rows with state in statemgr, sorted, without empty batches."""
+        """Return the rows of each batch with state in statemgr, sorted, without empty batches."""
         batches: Batches = []
         self.run(processor, output, mode, pandas=pandas, write=lambda df, _: batches.append(_sorted(df)))
         return [batch for batch in batches if batch]
@@ -134,7 +134,7 @@ class Comparison:
         config: Any = None,
         started: Callable[[RunningQuery], None] = lambda running: None,
     ) -> RunningQuery:
-        """Run everything that is there, with state in statemgr."""
+        """Process all available input with state in statemgr."""
         groups = stateful(self.rows, *self.keys, config=config or self.job.config)
         running = (
             self.applied(groups, processor, output, mode, pandas=pandas)
@@ -176,7 +176,7 @@ class Counting(StatefulProcessor):
 
 
 class CountingInPandas(Counting):
-    """The same with data frames."""
+    """Counts as :class:`Counting` does, with data frames."""
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         count = self.state.get()[0] if self.state.exists() else 0
@@ -191,7 +191,7 @@ class CountingInPandas(Counting):
 
 
 class Stamping(StatefulProcessor):
-    """Yields rows of a time that the input names: ``n`` seconds after the beginning of 2024."""
+    """Yields rows with a time from the input: ``n`` seconds after the start of 2024."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         pass
@@ -202,7 +202,7 @@ class Stamping(StatefulProcessor):
 
 
 class CountingOn(Counting):
-    """Continues counts of an initial state, of which a key may have several rows."""
+    """Continues the counts of an initial state, in which a key may have several rows."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         assert initialState.id == key[0]
@@ -211,7 +211,7 @@ class CountingOn(Counting):
 
 
 class CountingOnInPandas(CountingInPandas):
-    """The same with data frames."""
+    """Continues counts as :class:`CountingOn` does, with data frames."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         before = self.state.get()[0] if self.state.exists() else 0
@@ -219,7 +219,7 @@ class CountingOnInPandas(CountingInPandas):
 
 
 class Lists(StatefulProcessor):
-    """Every method of list state."""
+    """Calls every method of list state."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.state = handle.getListState("seen", "n bigint, text string")
@@ -238,7 +238,7 @@ class Lists(StatefulProcessor):
 
 
 class Maps(StatefulProcessor):
-    """Every method of map state. The order of a map is not compared."""
+    """Calls every method of map state. The comparison ignores the order of a map."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.state = handle.getMapState("by_n", "n bigint, text string", "count bigint")
@@ -262,7 +262,7 @@ class Maps(StatefulProcessor):
 
 
 class Timers(StatefulProcessor):
-    """Timers that have expired when they are registered fire in the same batch. The order of a list is not compared."""
+    """Registers expired timers, which fire in the same batch. The comparison ignores the order of a list."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -287,7 +287,7 @@ class Timers(StatefulProcessor):
 
 
 class Events(StatefulProcessor):
-    """Timers of event time: each row registers one at its own time, and one at a time that has passed."""
+    """Event-time timers: each row registers one at its own time, and each batch registers one in the past."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle

@@ -1,7 +1,7 @@
-"""A rescale on executors in processes of their own, for ``test_rescaling``: ``rescale_job '{…}'``.
+"""A rescale on executors in their own processes, for ``test_rescaling``: ``rescale_job '{…}'``.
 
-Input is a JSON object: ``config`` (a file of JSON), ``tasks``, ``scratch`` (a directory), and perhaps ``phase``: the
-driver kills itself with SIGKILL when this step is announced. If there is no ``died`` in ``scratch``, the first worker
+Input is a JSON object: ``config`` (a JSON file), ``tasks``, ``scratch`` (a directory), and optionally ``phase``: the
+driver kills itself with SIGKILL when this phase is announced. Unless ``scratch`` contains ``died``, the first worker
 that uploads kills its executor.
 """
 
@@ -24,7 +24,7 @@ from tests.crash.child import die_at
 
 
 def with_its_executor(died: str, order: str) -> str:
-    """Carry out an order. The first worker that uploads kills the executor that has started it."""
+    """Carry out an order. The first worker that uploads kills the executor that started it."""
 
     def observe(announced: Phase, _: str) -> None:
         if announced is Phase.UPLOAD:

@@ -1,7 +1,7 @@
-"""A query on executors in processes of their own, for ``test_soak``: ``soak_job.py '{…}'``.
+"""A query on executors in their own processes, for ``test_soak``: ``soak_job.py '{…}'``.
 
-It counts rows per key, and sends the changes to a topic in the publishing transaction. If a typed error ends it, the
-last line that it prints is the error's class.
+The query counts rows per key and sends the changes to a topic in the publishing transaction. If a typed error ends it,
+the last line of its output is the error's class.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A query whose driver stops itself after a publish, before the output, for ``test_fenced_output``.
+"""A query whose driver suspends itself between a publish and the output, for ``test_fenced_output``.
 
-``suspended_job.py config.json topic directory rows``: SIGSTOP comes right after the first publish was acknowledged. The
-driver has fetched its output rows by then (rows ``before``), or fetches them when it wakes up (``after``). The sink
-replaces whatever a sequence had, as a sink without any precaution does.
+``suspended_job.py config.json topic directory rows``: the driver sends itself SIGSTOP right after the first
+acknowledged publish. It has fetched its output rows by then (rows ``before``), or fetches them when it wakes up
+(``after``). The sink overwrites a sequence's earlier output, as a sink without any protection does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.spark.test_outbox import large
 
 
 def main(config: str, topic: str, directory: str, rows: str) -> None:
-    """Run until the query ends; print the sink's calls and the kind of error that ended it."""
+    """Run until the query ends. Print the sink's calls and the kind of error that ended the query."""
     job = JobConfig.from_mapping(json.loads(Path(config).read_text()))
     settings = {
         "spark.jars": ",".join(str(jar) for jar in connector_jars()),

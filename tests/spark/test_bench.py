@@ -1,4 +1,4 @@
-"""``statemgr bench`` on Spark's cases, with a tiny state."""
+"""``statemgr bench`` runs Spark's cases with a tiny state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.long
 def test_both_engines_run_batches_of_the_same_input_and_give_the_same_rows(tmp_path: Path) -> None:
-    """The case fails if the engines' rows differ. It prints median and p95 of both, and leaves nothing behind."""
+    """A case prints the median and p95 of both engines, fails if their rows differ, and leaves no files behind."""
     command = [sys.executable, "-m", "statemgr", "bench", "--case", "spark-large", "--size", "small", "--json"]
     run = subprocess.run([*command, "--work", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Executors in processes of their own, as on a cluster: nothing travels but what Spark ships."""
+"""Executors in their own processes, as on a cluster. They share only what Spark ships."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.spark.conftest import make_pipeline
 
 @pytest.mark.long
 def test_two_executors_commit_one_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Tasks on two executors without a common disk, two batches: state from both backends and output equal the
-    input."""
+    """Two executors without a common disk commit two batches. State from both backends and output equal the input."""
     job = make_pipeline(None, kafka, tmp_path, tasks=4)
     job.produce(120)
     cluster = Cluster(tmp_path / "cluster")

@@ -1,4 +1,4 @@
-"""Executors with disks of their own that die, straggle and lose files: state and output stay exact."""
+"""State and output stay exact when executors with their own disks die, straggle or lose files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.conftest import Pipeline, make_pipeline
 
 pytestmark = pytest.mark.long
 
-#: What commits are, which factory restores them, and the phases of such an attempt that no other kind has.
+#: The kind of commit, the factory that restores it, and the phases that only attempts of this kind have.
 KINDS = {
     "segments": (SEGMENTS, "blob-store", [Phase.APPLY_SEGMENTS, Phase.PUT_SEGMENTS, Phase.LOCAL_COPY]),
     "snapshots": (SNAPSHOTS, "blob-store", [
@@ -29,7 +29,7 @@ CASES = [pytest.param(kind, phase, id=f"{kind}-{phase}") for kind, (_, _, phases
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two executors with one core each; the tests share the session."""
+    """Start two executors with one core each. The tests share the session."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     yield made
     made.close()
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def jobs(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pipeline]:
-    """One job of each kind, with some state."""
+    """Return a factory that makes one job of each kind."""
     made: dict[str, Pipeline] = {}
 
     def job(kind: str) -> Pipeline:
@@ -51,7 +51,7 @@ def jobs(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 
 def exact(job: Pipeline) -> None:
-    """State and output are the known answer, in both backends."""
+    """Check that state and output equal the input, in both backends."""
     assert job.outputs.counts() == job.produced
     for factory in DUAL:
         assert job.state(factory) == job.produced
@@ -61,7 +61,7 @@ def exact(job: Pipeline) -> None:
 def test_an_executor_is_killed_in_an_attempt(
     cluster: Cluster, jobs: Callable[[str], Pipeline], tmp_path: Path, kind: str, phase: Phase
 ) -> None:
-    """Its machine is gone, with its disk, in the middle of this step; another one begins with an empty disk."""
+    """An executor dies with its disk at this phase. Another starts with an empty disk, and the result stays exact."""
     job = jobs(kind)
     if not job.produced:
         job.produce(80)
@@ -77,7 +77,7 @@ def test_an_executor_is_killed_in_an_attempt(
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_shuffle_files_are_lost_in_a_batch(cluster: Cluster, kafka: KafkaServer, tmp_path: Path, adaptive: str) -> None:
-    """Some tasks have ended when the files go: Spark reads the input again for the others, with and without AQE."""
+    """If shuffle files vanish after some tasks, Spark reads the input again for the others, with and without AQE."""
     job = make_pipeline(None, kafka, tmp_path, tasks=6)
     for number in (1, 2):
         notes = tmp_path / f"notes-{number}"
@@ -97,14 +97,14 @@ def test_shuffle_files_are_lost_in_a_batch(cluster: Cluster, kafka: KafkaServer,
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Standalone]:
-    """Workers on two hosts."""
+    """Start workers on two hosts."""
     made = Standalone(tmp_path / "standalone")
     yield made
     made.close()
 
 
 def test_executors_come_and_go_with_the_load(two_hosts: Standalone, kafka: KafkaServer, tmp_path: Path) -> None:
-    """Dynamic allocation: an idle query gives all executors back. Later ones begin with empty disks."""
+    """Dynamic allocation: an idle query releases all executors, and later ones start with empty disks."""
     settings = {
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -137,8 +137,10 @@ def test_executors_come_and_go_with_the_load(two_hosts: Standalone, kafka: Kafka
 
 
 def test_speculative_attempts_and_a_straggler(two_hosts: Standalone, kafka: KafkaServer, tmp_path: Path) -> None:
-    """Workers are not used again. Spark starts the straggler a second time: the second attempt wins, or both have
-    everything durable before either returns; one of them is published."""
+    """When Spark starts a straggler a second time, exactly one of the two attempts is published.
+
+    Either the second attempt wins, or both have prepared their commits before either returns. Workers are not reused.
+    """
     settings = {
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",

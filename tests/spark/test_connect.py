@@ -1,4 +1,4 @@
-"""Sessions that can do less: Spark Connect, and clusters that let Python call no classes of the JVM."""
+"""Sessions with fewer abilities: Spark Connect, and clusters where Python may not call classes of the JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.mark.long
 def test_connect_is_refused_before_anything_is_taken_over(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The input is a real client's, whose server does not exist: it is not asked, and no owner is fenced."""
+    """A stateful query rejects a Spark Connect client before it contacts the client's server or fences an owner."""
     pytest.importorskip("grpc")
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
@@ -45,13 +45,13 @@ def test_connect_is_refused_before_anything_is_taken_over(kafka: KafkaServer, tm
             with pytest.raises(InvalidError, match="Spark Connect") as refused:
                 query.input(source).start()
             assert "spark-submit" in str(refused.value.hint)
-        owner.confirm()  # nobody has fenced it
+        owner.confirm()  # the query has not fenced the owner
     remote.client.close()
 
 
 @pytest.mark.long
 def test_state_is_read_through_connect(kafka: KafkaServer, tmp_path: Path) -> None:
-    """On a real server of Spark Connect: the data sources and a StateTable work; a query is refused."""
+    """On a real Spark Connect server, the data sources and a StateTable work, and a stateful query is rejected."""
     pytest.importorskip("grpc")
     config = rates_job(kafka, tmp_path)
     with StateManager(config) as manager:
@@ -82,14 +82,14 @@ def test_state_is_read_through_connect(kafka: KafkaServer, tmp_path: Path) -> No
 
 @contextmanager
 def refused(session: object) -> Iterator[Any]:
-    """In place of ``jvm_of``: a cluster whose security manager refuses every call."""
+    """Replace ``jvm_of`` as on a cluster whose security manager refuses every call."""
     raise JvmRefused
     yield
 
 
 @pytest.fixture
 def without_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No module of spark_integration reaches the JVM."""
+    """Cut off the modules of spark_integration from the JVM."""
     for module in (location, outputs, stateful_input):
         monkeypatch.setattr(module, "jvm_of", refused)
 
@@ -97,7 +97,7 @@ def without_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("without_jvm")
 def test_a_query_without_the_jvm(pipeline: MakePipeline) -> None:
-    """State and output equal the input; the location, which only Spark can read, is read by Spark's jobs."""
+    """Without the JVM, state and output still equal the input. Spark jobs read the checkpoint location."""
     job = pipeline(tasks=2)
     job.produce(90)
 
@@ -109,7 +109,7 @@ def test_a_query_without_the_jvm(pipeline: MakePipeline) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("without_jvm")
 def test_what_needs_the_jvm_is_refused(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """Spark's file sink at the start; an operator with state at the first batch, which publishes nothing."""
+    """A file sink is rejected at the start, and a stateful operator at the first batch, which publishes nothing."""
     job = pipeline(tasks=2, backup=["blob-store"])
     job.produce(20)
     writer = job.query().writeStream.format("parquet").option("checkpointLocation", job.location.as_uri())
@@ -124,7 +124,7 @@ def test_what_needs_the_jvm_is_refused(pipeline: MakePipeline, tmp_path: Path) -
 
 
 def test_which_errors_mean_that_the_jvm_is_refused() -> None:
-    """Those of Py4J's security manager, and no others."""
+    """Only errors of Py4J's security manager mean that the JVM is refused."""
     from py4j.protocol import Py4JError
 
     class Session:

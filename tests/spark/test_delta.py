@@ -1,4 +1,4 @@
-"""The sink for Delta Lake in docs/spark.md, while drivers are killed around the publish and the output."""
+"""The Delta Lake sink of docs/spark.md, with drivers killed around the publish and the output."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.servers import KafkaServer
 from tests.spark.cluster import Cluster, order_for
 from tests.spark.conftest import make_pipeline
 
-#: The newest one in Maven Central for PySpark 4.2.
+#: The newest artifact in Maven Central for PySpark 4.2.
 DELTA = jars.Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 
 
 @pytest.mark.long
 def test_a_delta_table_has_each_sequence_once(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Killed between the publish and the output, in the output, and right after it."""
-    # the others are Spark's own
+    """The table has each sequence once after kills between publish and output, inside the output, and after it."""
+    # Spark itself brings the other jars
     delta = [
         jar
         for jar in jars._jars(DELTA, transitive=True, cache=None)

@@ -1,4 +1,4 @@
-"""The demo itself on a small table: killed for real around the publish and the output, and equal at the end."""
+"""The demo on a small table: real kills around the publish and the output, and equal totals at the end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.servers import KafkaServer
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """A table with decimals, missing values, rows without a key, and two rows that cannot be parsed."""
+    """Write a table with decimals, missing values, rows without a key, and two rows that cannot be parsed."""
     return write_table(tmp_path / "table.csv", 600)
 
 
 def write_table(path: Path, rows: int) -> Path:
-    """Write so many rows, and two that cannot be parsed."""
+    """Write ``rows`` rows, and two that cannot be parsed."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["name", "amount", "price"])
@@ -42,7 +42,7 @@ def write_table(path: Path, rows: int) -> Path:
 
 @pytest.fixture
 def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Run ``statemgr demo`` with the test's broker, below a path with a space: exit status and what it printed."""
+    """Return a function that runs ``statemgr demo`` in a path with a space and returns exit status and output."""
     monkeypatch.setenv("STATEMGR_TEST_KAFKA", kafka.bootstrap_servers)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -56,7 +56,7 @@ def run(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.long
 def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple[int, str]], table: Path) -> None:
-    """SIGKILL to driver, JVM and workers right after the publish: restored from blobs, replayed, all sides equal."""
+    """After SIGKILL to driver, JVM and workers, the demo restores from blobs and replays. All totals are equal."""
     status, page = run(
         "--input",
         table,
@@ -85,7 +85,7 @@ def test_killed_after_the_publish_and_before_the_output(run: Callable[..., tuple
 def test_wrong_use_is_one_line(
     run: Callable[..., tuple[int, str]], table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column that is not there, options that do not fit, no Java: a line and a hint, exit status 2, no traceback."""
+    """A missing column, wrong options or no Java give an error line and a hint, with status 2 and no traceback."""
     cases = [
         (("--input", table, "--key", "nome", "--sum", "amount"), "no column 'nome'"),
         (("--sum", "amount"), "--key and --sum need a file"),
@@ -106,7 +106,7 @@ def test_wrong_use_is_one_line(
 
 @pytest.mark.long
 def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Path) -> None:
-    """With --json stdout is one object, and everything that people read is on stderr."""
+    """With --json, stdout is one JSON object, and all text for people goes to stderr."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--kills", "0", "--seed", "3"]
     done = subprocess.run(
         [*command, "--input", str(table), "--key", "name", "--sum", "amount"],
@@ -127,7 +127,7 @@ def test_the_summary_for_machines(kafka: KafkaServer, table: Path, tmp_path: Pat
 @pytest.mark.heavy
 @pytest.mark.timeout(1800)
 def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A running job through all stages and back, with a kill in each and another number of tasks: equal at the end."""
+    """The demo migrates a running job through all stages and back, with kills and a rescale. The totals are equal."""
     command = [*demo_command(tmp_path / "my work"), "--json", "--migrate", "--seed", "3"]
     table = write_table(tmp_path / "table.csv", 6000)
     done = subprocess.run(
@@ -151,25 +151,25 @@ def test_a_migration(kafka: KafkaServer, tmp_path: Path) -> None:
 
 
 def demo_command(directory: Path) -> list[str]:
-    """``statemgr demo`` as a process of its own."""
+    """Return the command that runs ``statemgr demo`` in its own process."""
     return [sys.executable, "-m", "statemgr", "demo", "--directory", str(directory)]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without servers that run already, unless they are given."""
+    """Return this process's environment without addresses of servers for tests, except the given ones."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STATEMGR_TEST_")}
     return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start the demo in the background, and let nothing of it outlive the test."""
+    """Return a function that starts the demo in the background. The fixture ends the demo and its servers."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(arguments: list[str], **more: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "demo.log").open("wb") as log:
             command = [*demo_command(tmp_path / "work"), *arguments]
-            before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup a child would ignore it
+            before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup, a child would ignore the signal
             try:
                 running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment(**more)))
             finally:
@@ -197,7 +197,7 @@ def until(found: Callable[[], object], demo: subprocess.Popen[bytes], log: Path)
 def test_terminated_while_its_broker_starts(
     started: Callable[..., subprocess.Popen[bytes]], table: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM before anything else is done: the broker that it has begun to start does not stay."""
+    """After a SIGTERM during startup, the demo does not leave its broker behind."""
     demo = started(["--input", str(table), "--key", "name", "--sum", "amount"])
     directory = tmp_path / "work" / "dev"
     until(lambda: servers.status(directory).kafka_pid, demo, tmp_path / "demo.log")
@@ -213,7 +213,7 @@ def test_terminated_while_its_broker_starts(
 def test_hung_up_while_the_pipeline_runs(
     started: Callable[..., subprocess.Popen[bytes]], kafka: KafkaServer, table: Path, tmp_path: Path
 ) -> None:
-    """SIGHUP when the terminal is closed: the pipeline's Python and JVM end with the demo."""
+    """After SIGHUP, as when a terminal closes, the pipeline's Python and JVM end with the demo."""
     arguments = ["--input", str(table), "--key", "name", "--sum", "amount"]
     demo = started(arguments, STATEMGR_TEST_KAFKA=kafka.bootstrap_servers)
 

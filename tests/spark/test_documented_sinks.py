@@ -1,4 +1,4 @@
-"""The sinks that users copy: the one in docs/spark.md, and the demo's."""
+"""The sinks that users copy: those in docs/spark.md and the demo's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sink = Callable[[DataFrame, int], None]
 
 
 def documented(directory: Path) -> Sink:
-    """The page's ``write``, with another directory."""
+    """Return the ``write`` of the page with a different directory."""
     program = blocks("docs/spark.md", "### A function of your own")[0].partition("query = (")[0]
     imports = "\n".join(re.findall(r"^(?:import (?:os|tempfile)|from pathlib .*)$", program, re.MULTILINE))
     write = program[program.index("def write(") :]
@@ -34,7 +34,7 @@ def documented(directory: Path) -> Sink:
 @pytest.mark.long
 @pytest.mark.parametrize("sink", ["documented", "demo"])
 def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, sink: str) -> None:
-    """FAULT 42: a sequence that is given again, an older one with other rows, and one that fails half way."""
+    """FAULT 42: a sink ignores a repeated or older sequence, and leaves nothing of one that fails half-way."""
     write = documented(tmp_path) if sink == "documented" else partial(_deliver, tmp_path)
     failing = "if(id = 9, raise_error('the disk is full'), id) as id"
     with pytest.raises(Exception, match="the disk is full"):
@@ -50,7 +50,7 @@ def test_a_sink_delivers_a_sequence_once(spark: SparkSession, tmp_path: Path, si
 
 @pytest.mark.long
 def test_a_database_gets_a_sequence_once(spark: SparkSession, tmp_path: Path) -> None:
-    """docs/spark.md: a sequence that is given again, an older one, and one that fails half way."""
+    """docs/spark.md: the database ignores repeated and older sequences, and keeps nothing of a failed one."""
     (program,) = blocks("docs/spark.md", "### foreachBatch")
     names: dict[str, Any] = {}
     exec(program, names)

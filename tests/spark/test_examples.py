@@ -1,4 +1,4 @@
-"""The examples in examples/spark, on known input: their answers are those of plain Python over the same rows."""
+"""The examples in examples/spark give the same answers as plain Python over the same rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BEGIN = datetime(2024, 1, 1, 10, tzinfo=UTC)
 
 
 def produce(job: Pipeline, rows: Iterable[dict[str, Any]], topic: str | None = None) -> None:
-    """Put rows on a topic as JSON."""
+    """Write rows to a topic as JSON."""
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
     for row in rows:
         producer.produce(topic or job.topic, json.dumps(row))
@@ -35,18 +35,18 @@ def produce(job: Pipeline, rows: Iterable[dict[str, Any]], topic: str | None = N
 
 
 def at(seconds: float) -> str:
-    """A time of the input."""
+    """Return a time of the input as text."""
     return (BEGIN + timedelta(seconds=seconds)).isoformat()
 
 
 def out_of_order(rows: list[tuple[str, int]], by_seconds: int) -> list[tuple[str, int]]:
-    """The rows (name, second) in an order in which none is later than another one by more than so much."""
+    """Return the rows (name, second) out of order. No row comes more than ``by_seconds`` late."""
     draw = random.Random(7)
     return sorted(rows, key=lambda row: row[1] + draw.uniform(0, by_seconds))
 
 
 class Results:
-    """Runs a query, and has its rows: each sequence once."""
+    """Runs a query and collects its rows. A repeated sequence replaces the earlier one."""
 
     def __init__(self, job: Pipeline) -> None:
         self.job = job
@@ -66,7 +66,7 @@ class Results:
         return running
 
     def after(self, frame: Any, *inputs: list[dict[str, Any]]) -> RunningQuery:
-        """Start the query, and give it each input after it has processed the one before."""
+        """Start the query, and send each input after the query has processed the one before."""
         running = self.start(frame)
         try:
             for rows in inputs:
@@ -78,14 +78,16 @@ class Results:
 
 
 def seconds_of(time: datetime) -> float:
-    """A time of the output, as Spark gives it: without a time zone, in that of the machine."""
+    """Return a time of the output in seconds. Spark returns it without a time zone, in the machine's own."""
     return (time.astimezone(UTC) - BEGIN).total_seconds()
 
 
 @pytest.mark.long
 def test_windows_are_counted_when_they_close(pipeline: MakePipeline) -> None:
-    """As plain Python counts them, though rows come out of order, and in several batches; a row that is too late is
-    reported, and counts nowhere."""
+    """Window counts equal those of plain Python for unordered rows in several batches.
+
+    A row that comes too late appears in the report and in no count.
+    """
     job = pipeline(tasks=2, partitions=1)
     results = Results(job)
     draw = random.Random(3)
@@ -105,7 +107,7 @@ def test_windows_are_counted_when_they_close(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_sessions_end_with_their_timers(pipeline: MakePipeline) -> None:
-    """As plain Python finds them in the sorted rows, though a view may join two sessions that are open."""
+    """Sessions equal those that plain Python finds in the sorted rows, even if a view joins two open sessions."""
     job = pipeline(tasks=2, partitions=1)
     results = Results(job)
     draw = random.Random(5)
@@ -134,7 +136,7 @@ def test_sessions_end_with_their_timers(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_a_device_is_forgotten_by_its_ttl(pipeline: MakePipeline) -> None:
-    """Within an hour a device is reported once; with a TTL of a millisecond, each time, and the state becomes empty."""
+    """Within an hour, a device appears once. With a TTL of 1 ms, each signal appears, and the state becomes empty."""
     job = pipeline(tasks=2, partitions=1)
     results = Results(job)
     signal = [{"device": "a"}]
@@ -149,7 +151,7 @@ def test_a_device_is_forgotten_by_its_ttl(pipeline: MakePipeline) -> None:
         config=json.dumps(job.config.to_mapping()), stateVarName="last_seen"
     )
     assert [row.key.device for row in published.load().collect()] == ["a"]
-    # the second signal still finds the value of the first query, and gives it the shorter TTL
+    # the second signal still finds the first query's value, and gives it the shorter TTL
     results.after(devices(1), signal, signal, signal)
     assert [row[0] for row in results.rows] == ["a", "a", "a"]
     assert published.load().collect() == []
@@ -157,7 +159,7 @@ def test_a_device_is_forgotten_by_its_ttl(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_orders_are_enriched_with_the_state_of_another_job(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """The newest rate counts; a currency without a rate has none."""
+    """An order gets the newest rate of its currency, or none if the currency has no rate."""
     job, other = pipeline(tasks=2, partitions=1), pipeline(tasks=2, partitions=1)
     serdes = {"stores.totals.key.serde": "string", "stores.totals.value.serde": "integer"}
     mapping = {name.replace("totals", "rates"): value for name, value in (job.config.to_mapping() | serdes).items()}
@@ -198,8 +200,8 @@ PRINTED: dict[Any, list[tuple[str, ...]]] = {
 
 
 def rows_in(text: str) -> list[tuple[str, ...]]:
-    """The rows of the tables that Spark printed, sorted."""
-    rows, lines = [], 0  # a table has a line above its header, below it, and at its end
+    """Return the rows of the tables that Spark printed, sorted."""
+    rows, lines = [], 0  # a table has a line above its header, one below it, and one at its end
     for line in text.splitlines():
         if line.startswith("+-"):
             lines += 1
@@ -213,7 +215,7 @@ def rows_in(text: str) -> list[tuple[str, ...]]:
 def test_an_example_prints_what_its_readme_says(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], example: Any
 ) -> None:
-    """As a user runs it, with its own few rows."""
+    """An example prints its documented result when it runs as a user would run it."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     try:
@@ -228,7 +230,7 @@ def test_an_example_prints_what_its_readme_says(
 def test_the_example_of_a_ttl_prints_a_device_that_is_back(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first signal, and the one after the pause. On a slow machine the second one may come after the TTL, too."""
+    """The example prints the first signal and the one after the pause. On a slow machine, the second also appears."""
     last_seen_ttl.main(Local(kafka.fresh_name("example"), spark, kafka.bootstrap_servers, tmp_path))
 
     reported = [row[0] for row in rows_in(capsys.readouterr().out)]
@@ -236,7 +238,7 @@ def test_the_example_of_a_ttl_prints_a_device_that_is_back(
 
 
 def test_the_guide_quotes_the_examples() -> None:
-    """docs/spark.md has the classes as they are in the programs that are tested here."""
+    """docs/spark.md quotes the classes exactly as the tested programs contain them."""
     (ttl,) = blocks("docs/spark.md", "### TTL")
     windows, sessions = blocks("docs/spark.md", "### Timers and event time")
     (moved,) = blocks("docs/spark.md", "### From Spark's own state")

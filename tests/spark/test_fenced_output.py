@@ -1,4 +1,4 @@
-"""Output of a driver that was overtaken: its sink is not called, and what was delivered stays."""
+"""A driver that a new owner has fenced does not call its sink, and the delivered output stays."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MakePipeline = Callable[..., Pipeline]
 def test_a_suspended_driver_wakes_up_after_a_new_owner_has_moved_on(
     pipeline: MakePipeline, tmp_path: Path, rows: str
 ) -> None:
-    """FAULT 42: SIGSTOP between publish and output; a new owner delivers four sequences; then SIGCONT.
+    """FAULT 42: a driver suspended between publish and output delivers nothing after a new owner has moved on.
 
-    The driver has its output rows before it is suspended, or misses their blobs after that.
+    The driver has its output rows before SIGSTOP, or misses their blobs after SIGCONT.
     """
     job = pipeline(tasks=2, backup=["blob-store"], task__checkpoint__retained=1)
     job.produce(60)
@@ -51,7 +51,7 @@ def test_a_suspended_driver_wakes_up_after_a_new_owner_has_moved_on(
             rows.write.mode("overwrite").parquet(f"{tmp_path}/output/sequence={sequence}")
             job.outputs.write(rows, sequence)
 
-        for _ in range(3):  # the first start delivers the zombie's sequence, too
+        for _ in range(3):  # the first start also delivers the suspended driver's sequence
             job.run(job.query().process(large, OUTPUT).output(write))
             job.produce(60)
         delivered = _delivered(job, tmp_path)
@@ -76,6 +76,6 @@ def _until_stopped(driver: subprocess.Popen[str]) -> None:
 
 
 def _delivered(job: Pipeline, directory: Path) -> dict[int, int]:
-    """Sequence → rows."""
+    """Return sequence → number of rows."""
     parts = directory.glob("output/sequence=*")
     return {int(path.name.partition("=")[2]): job.spark.read.parquet(str(path)).count() for path in parts}

@@ -1,4 +1,4 @@
-"""``applyInPandasWithState`` on both engines: the same functions, the same input, the same rows batch by batch."""
+"""``applyInPandasWithState`` on both engines: the same functions and input give the same rows in each batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Frames = Iterable[pd.DataFrame]
 
 
 def raised(call: Callable[[], Any]) -> str:
-    """The name of what a call raises."""
+    """Return the name of the error that a call raises, or its result."""
     try:
         return f"returned {call()}"
     except Exception as error:
@@ -27,19 +27,19 @@ def raised(call: Callable[[], Any]) -> str:
 
 
 def numbers(frames: Frames) -> list[int]:
-    """The column ``n`` of all frames, sorted."""
+    """Return the column ``n`` of all frames, sorted."""
     return sorted(int(n) for frame in frames for n in frame["n"])
 
 
 def counts(frames: Frames, state: Any) -> Any:
-    """Update, get, exists."""
+    """Update, get and check for existence."""
     before = state.exists, state.getOption
     state.update(((state.get[0] if state.exists else 0) + len(numbers(frames)), None))
     return before, state.exists, state.get
 
 
 def removes(frames: Frames, state: Any) -> Any:
-    """A key is removed by an even number; then there is nothing to get."""
+    """Remove a key's state at an even number, after which it has no value."""
     before = state.getOption
     last = numbers(frames)[-1]
     if last % 2:
@@ -50,7 +50,7 @@ def removes(frames: Frames, state: Any) -> Any:
 
 
 def refuses(frames: Frames, state: Any) -> Any:
-    """What is not allowed without timeouts and without a watermark."""
+    """Make calls that need a timeout or a watermark, which the query does not have."""
     calls = [
         lambda: state.update(None),
         lambda: state.setTimeoutDuration(1000),
@@ -61,34 +61,34 @@ def refuses(frames: Frames, state: Any) -> Any:
 
 
 def keeps(frames: Frames, state: Any) -> Any:
-    """The state is written once and only read afterwards."""
+    """Write the state once, and only read it afterwards."""
     if not state.exists:
         state.update((numbers(frames)[0], "first"))
     return state.get
 
 
 def in_numpy(frames: Frames, state: Any) -> Any:
-    """Values of numpy."""
+    """Update the state with numpy values."""
     total = sum((frame["n"].sum() for frame in frames), np.int64(state.get[0] if state.exists else 0))
     state.update((total, None))
     return [int(value) for value in state.get if value is not None]
 
 
 def unread(frames: Frames, state: Any) -> Any:
-    """The input is not read."""
+    """Leave the input unread."""
     state.update(((state.get[0] if state.exists else 0) + 1, "calls"))
     return state.get
 
 
 def types(frames: Frames, state: Any) -> Any:
-    """Columns and types of the frames, with nulls and without."""
+    """Return the columns and types of the frames, with and without nulls."""
     found = [(list(frame.columns), [str(dtype) for dtype in frame.dtypes], list(frame.index)) for frame in frames]
     state.update((None, None))
     return found, state.get
 
 
 def both(frames: Frames, state: Any) -> Any:
-    """The last of several changes counts."""
+    """Change the state several times in a call. The last change counts."""
     before = state.getOption
     odd = numbers(frames)[0] % 2
     state.update((1, "a"))
@@ -99,7 +99,7 @@ def both(frames: Frames, state: Any) -> Any:
 
 
 def nothing(frames: Frames, state: Any) -> Any:
-    """No rows for some keys."""
+    """Return no rows for some keys."""
     state.update((len(numbers(frames)), None))
     return None if state.get[0] > 1 else state.get
 
@@ -118,7 +118,7 @@ NO_TIMEOUT = {
 
 
 def times_out(frames: Frames, state: Any) -> Any:
-    """A key that has timed out gets an empty frame with the input's columns, and is removed."""
+    """Return "out" and remove the state when a key times out. Its one frame is empty and has the input's columns."""
     if state.hasTimedOut:
         (frame,) = frames
         before = state.get
@@ -130,7 +130,7 @@ def times_out(frames: Frames, state: Any) -> Any:
 
 
 def in_time(frames: Frames, state: Any) -> Any:
-    """A key with rows in each batch does not time out."""
+    """Keep a key from timing out by rows in each batch."""
     if state.hasTimedOut:
         return "out"
     state.update((len(numbers(frames)), None))
@@ -139,7 +139,7 @@ def in_time(frames: Frames, state: Any) -> Any:
 
 
 def without_state(frames: Frames, state: Any) -> Any:
-    """A removed key times out, too."""
+    """Set a timeout on a removed key, which times out, too."""
     if state.hasTimedOut:
         return "out", state.exists, state.getOption
     state.update((1, None))
@@ -149,7 +149,7 @@ def without_state(frames: Frames, state: Any) -> Any:
 
 
 def not_renewed(frames: Frames, state: Any) -> Any:
-    """A call that sets no timeout ends the one before."""
+    """Set a timeout only at first. The next call sets none, which cancels it."""
     before = state.getOption
     if before is None:
         state.update((numbers(frames)[0], None))
@@ -158,14 +158,14 @@ def not_renewed(frames: Frames, state: Any) -> Any:
 
 
 def far(frames: Frames, state: Any) -> Any:
-    """A timeout in an hour."""
+    """Set a timeout in an hour."""
     state.update((len(numbers(frames)), None))
     state.setTimeoutDuration(3_600_000)
     return state.hasTimedOut
 
 
 def again(frames: Frames, state: Any) -> Any:
-    """A timeout is set when one has come."""
+    """Set another timeout when one has come."""
     count = (state.get[0] if state.exists else 0) + 1
     state.update((count, None))
     if count < 3:
@@ -174,7 +174,7 @@ def again(frames: Frames, state: Any) -> Any:
 
 
 def refuses_durations(frames: Frames, state: Any) -> Any:
-    """What is no duration; and what needs the other timeout."""
+    """Pass invalid durations, and make calls that need the other kind of timeout."""
     calls = [
         lambda: state.setTimeoutDuration(0),
         lambda: state.setTimeoutDuration(-1),
@@ -198,12 +198,12 @@ PROCESSING_TIME = {
 
 
 def millis(seconds: float) -> int:
-    """A second of the first day of 2024."""
+    """Return a second of the first day of 2024 as milliseconds."""
     return round((datetime(2024, 1, 1, tzinfo=UTC).timestamp() + seconds) * 1000)
 
 
 def at_n(frames: Frames, state: Any) -> Any:
-    """A timeout at the second that the input names. It comes once the watermark is beyond it."""
+    """Set a timeout at the second that the input names. It fires after the watermark has passed it."""
     if state.hasTimedOut:
         before = state.get
         state.remove()
@@ -215,7 +215,7 @@ def at_n(frames: Frames, state: Any) -> Any:
 
 
 def at_a_datetime(frames: Frames, state: Any) -> Any:
-    """A timeout as a datetime."""
+    """Set a timeout with a datetime."""
     if state.hasTimedOut:
         return "out", state.get
     n = numbers(frames)[-1]
@@ -225,7 +225,7 @@ def at_a_datetime(frames: Frames, state: Any) -> Any:
 
 
 def refuses_timestamps(frames: Frames, state: Any) -> Any:
-    """What is older than the watermark, no time, or a duration."""
+    """Set timeouts that are older than the watermark, zero, or a duration."""
     calls = [
         lambda: state.setTimeoutTimestamp(state.getCurrentWatermarkMs() - 1),
         lambda: state.setTimeoutTimestamp(0),
@@ -235,12 +235,12 @@ def refuses_timestamps(frames: Frames, state: Any) -> Any:
 
 
 def late(frames: Frames, state: Any) -> Any:
-    """Rows that are late do not come."""
+    """Return the rows of the call. Late rows are not among them."""
     return numbers(frames)
 
 
 EVENT_TIME = {
-    # the watermark of the batches is 0, 18, 28, and 38 in the last one, which has no input
+    # the watermarks of the batches are 0, 18, 28, and 38 in the last one, which has no input
     "watermark": Case(late, [[("w", 0, 20)], [("w", 0, 30)], [("w", 0, 40)]]),
     "at_n": Case(
         at_n, [[("a", 18, 20), ("b", 17, 20), ("c", 28, 20), ("d", 50, 20)], [("c", 38, 30)], [("e", 37, 40)]]
@@ -253,7 +253,7 @@ EVENT_TIME = {
 
 
 def function(cases: Mapping[str, Case]) -> Callable[[Any, Any, Any], Iterator[pd.DataFrame]]:
-    """One function for all cases: the first column of the key chooses."""
+    """Return one function for all cases. The first column of the key selects the case."""
 
     def run(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         name, own = key
@@ -265,7 +265,7 @@ def function(cases: Mapping[str, Case]) -> Callable[[Any, Any, Any], Iterator[pd
 
 
 def comparison_of(pipeline: MakePipeline, cases: Mapping[str, Case], watermark: str | None = None) -> Comparison:
-    """Both engines with the rows of all cases."""
+    """Return a comparison of both engines with the rows of all cases."""
     job = pipeline(tasks=2, partitions=1)
     comparison = Comparison(job, keys=("case", "id"), input=INPUT, watermark=watermark)
     put(comparison, cases)
@@ -274,7 +274,7 @@ def comparison_of(pipeline: MakePipeline, cases: Mapping[str, Case], watermark: 
 
 @pytest.mark.long
 def test_without_timeouts_as_on_spark(pipeline: MakePipeline) -> None:
-    """Each way to use the state."""
+    """Every use of the state without timeouts gives the same rows as on Spark."""
     comparison = comparison_of(pipeline, NO_TIMEOUT)
     found = comparison.on_statemgr(function(NO_TIMEOUT), OUTPUT)
     assert not different(found, comparison.on_spark(function(NO_TIMEOUT), OUTPUT), NO_TIMEOUT)
@@ -282,7 +282,7 @@ def test_without_timeouts_as_on_spark(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_timeouts_of_processing_time_as_on_spark(pipeline: MakePipeline) -> None:
-    """A timeout of a millisecond comes with the next batch. On Spark batches continue without end."""
+    """A timeout of 1 ms fires in the next batch, as on Spark. Spark's batches continue without end."""
     comparison = comparison_of(pipeline, PROCESSING_TIME)
     found = comparison.on_statemgr(function(PROCESSING_TIME), OUTPUT, "ProcessingTime")
     expected = comparison.on_spark(function(PROCESSING_TIME), OUTPUT, "ProcessingTime")[: len(found)]
@@ -291,7 +291,7 @@ def test_timeouts_of_processing_time_as_on_spark(pipeline: MakePipeline) -> None
 
 @pytest.mark.long
 def test_timeouts_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
-    """The last batch has no input: here it is the next start's first one."""
+    """Event-time timeouts give the same rows as on Spark. Its last, empty batch is the next start's first one here."""
     comparison = comparison_of(pipeline, EVENT_TIME, "2 seconds")
     found = [batch for _ in range(2) for batch in comparison.on_statemgr(function(EVENT_TIME), OUTPUT, "EventTime")]
     expected = comparison.on_spark(function(EVENT_TIME), OUTPUT, "EventTime")
@@ -301,7 +301,7 @@ def test_timeouts_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("timeout", ["none", "ProcessingTime"])
 def test_frames_of_a_group_that_is_split(pipeline: MakePipeline, timeout: str) -> None:
-    """A group that is larger than a record batch comes in several frames, and its state is kept once."""
+    """A group that is larger than a record batch arrives in several frames, and has its state once."""
     many = Case(counts, [[("a", n) for n in range(25)]])
     comparison = comparison_of(pipeline, {"many": many})
     setting = "spark.sql.execution.arrow.maxRecordsPerBatch"

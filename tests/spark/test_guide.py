@@ -1,4 +1,4 @@
-"""The programs of docs/spark.md that no other test runs, as they are but for names of topics and directories."""
+"""The programs of docs/spark.md that no other test runs, with changed names of topics and directories only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.integration.test_cli import write_toml
 from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]
-#: Of a table of customer, orders and amount.
+#: A row of a table of customer, orders and amount.
 _ROW = re.compile(r"\| *(\w+)\| *(\d+)\| *(\d+)\|")
 
 
 def batches(output: str) -> dict[int, dict[str, int]]:
-    """Sequence → word → count, of what Spark's console sink has printed."""
+    """Return sequence → word → count from the output of Spark's console sink."""
     found: dict[int, dict[str, int]] = {}
     for part in output.split("Sequence: ")[1:]:
         counts = re.findall(r"\| *(\w+)\| *(\d+)\|", part)
@@ -36,7 +36,7 @@ def batches(output: str) -> dict[int, dict[str, int]]:
 def test_the_first_query(
     pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each run counts on, also when everything that was on the machine is gone: then the last output comes again."""
+    """Each run continues the counts. After a loss of all local files, the query first repeats its last output."""
     job = pipeline()
     monkeypatch.chdir(tmp_path)
     (program,) = blocks("docs/spark.md", "## Start")
@@ -51,7 +51,7 @@ def test_the_first_query(
 
     def run() -> dict[int, dict[str, int]]:
         capsys.readouterr()
-        exec(program, {"__name__": "__main__"})  # its class is shipped by value
+        exec(program, {"__name__": "__main__"})  # the program's class is shipped by value
         return batches(capsys.readouterr().out)
 
     counts = {"to": 2, "be": 2, "or": 1, "not": 1}
@@ -65,7 +65,7 @@ def test_the_first_query(
 
 @pytest.mark.long
 def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query, its output in a directory for each sequence, and the listener."""
+    """The query writes a directory for each sequence, and the documented listener runs."""
     job = pipeline(tasks=2)
     job.produce(20, keys=4)
     write_toml(job.config, tmp_path / "job.toml")
@@ -101,7 +101,7 @@ def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypa
 def test_a_function_with_a_group_state_to_kafka(
     pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``applyInPandasWithState``, and its rows as JSON on a topic."""
+    """``applyInPandasWithState`` runs, and its rows arrive on a topic as JSON."""
     job, visits = pipeline(tasks=2), pipeline(partitions=1).topic
     job.produce(9, keys=3)
     (function,), (sink,) = blocks("docs/spark.md", "### applyInPandasWithState"), blocks("docs/spark.md", "## Sinks")
@@ -128,7 +128,7 @@ def test_a_function_with_a_group_state_to_kafka(
 
 @pytest.mark.long
 def test_the_query_in_the_readme(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """Totals of each customer, in a directory that Spark reads."""
+    """The query writes each customer's totals to a directory that Spark can read."""
     job = pipeline(tasks=2)
     job.produce(10, keys=2)
     (program,) = blocks("README.md", "## On Spark")
@@ -156,8 +156,10 @@ def test_the_quickstart_on_spark(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """docs/quickstart.md: its program and its `job.toml`; a hundredth of its orders gives a hundredth of its totals. A
-    restart without anything on the machine logs what the page shows, and prints the last batch again."""
+    """docs/quickstart.md: with a hundredth of its orders, the program gives a hundredth of its totals.
+
+    A restart on an empty machine logs what the page shows, and prints the last batch again.
+    """
     job = pipeline(tasks=4, partitions=4)
     (program,) = blocks("docs/quickstart.md", "## The same on Spark")
     (settings,) = blocks("docs/quickstart.md", "## The same on Spark", "toml")
@@ -206,13 +208,13 @@ def test_the_quickstart_on_spark(
 
 
 def _without_numbers(text: str) -> str:
-    """Lines of the log without what differs from run to run."""
+    """Return log lines without the numbers, which differ between runs."""
     return re.sub(r"\d[\d.]*( [KMG]?i?B\b)?", "0", text)
 
 
 @pytest.mark.long
 def test_a_processor_and_its_state(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/spark.md: the query with the processor, and the line that reads the state of one user."""
+    """docs/spark.md: the processor's query runs, and the documented line reads one user's state."""
     job = pipeline(tasks=2, partitions=1)
     write_toml(job.config, tmp_path / "job.toml")
     monkeypatch.chdir(tmp_path)
@@ -229,7 +231,7 @@ def test_a_processor_and_its_state(pipeline: MakePipeline, tmp_path: Path, monke
         program = program.replace(old, new)
     written: list[Row] = []
     names: dict[str, Any] = {
-        "__name__": "__main__",  # its class is shipped by value
+        "__name__": "__main__",  # the program's class is shipped by value
         "spark": job.spark,
         "rows": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) user", "cast(value as string) page"),
         "write": lambda df, sequence: written.extend(df.collect()),
@@ -240,6 +242,6 @@ def test_a_processor_and_its_state(pipeline: MakePipeline, tmp_path: Path, monke
 
     (reading,) = blocks("docs/spark.md", "## Looking at state")
     start, end = reading.index("totals = "), reading.index("visits = ")
-    reading = reading[:start] + reading[end:]  # tests/spark/test_reading.py runs the lines between
+    reading = reading[:start] + reading[end:]  # tests/spark/test_reading.py runs the lines in between
     exec(reading.replace('"job.toml"', repr(str(tmp_path / "job.toml"))), names)
     assert [(row.key.user, row.value["count"]) for row in names["visits"].collect()] == [("ann", 2)]

@@ -1,4 +1,4 @@
-"""Batches while the input is idle: timers and TTLs take effect, exactly once; other batches publish nothing."""
+"""While the input is idle, timers and TTLs take effect exactly once, and other batches publish nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TTL_MS = 1500
 
 
 class Forgetting(StatefulProcessor):
-    """Each key has a value with a TTL, and a timer a second later; what it sees goes to a file, too.
+    """Gives each key a value with a TTL, and a timer that fires a second after the TTL.
 
-    With ``fails`` the timer fails until there is a file ``go``.
+    Timers record their times in a file. With ``fails``, the timer fails until a file ``go`` exists.
     """
 
     def __init__(self, directory: Path, fails: bool = False) -> None:
@@ -54,7 +54,7 @@ class Forgetting(StatefulProcessor):
 def start(
     comparison: Comparison, processor: StatefulProcessor, write: Callable[[DataFrame, int], None], mode: str
 ) -> RunningQuery:
-    """A query without end."""
+    """Start a query without end."""
     frame = stateful(comparison.rows, "id", config=comparison.job.config).transformWithState(
         processor, SEEN, "Update", mode
     )
@@ -62,13 +62,13 @@ def start(
 
 
 def planned(comparison: Comparison) -> int:
-    """The last batch that Spark has planned."""
+    """Return the last batch that Spark has planned."""
     offsets = comparison.job.location / "offsets"
     return max(int(path.name) for path in offsets.iterdir() if path.name.isdigit())
 
 
 def delivered(calls: list[tuple[int, list[Row]]]) -> dict[int, list[Row]]:
-    """Sequence → rows. A sequence that came again had the same rows."""
+    """Return sequence → rows. Check that a repeated sequence has the same rows."""
     found: dict[int, list[Row]] = {}
     for sequence, rows in calls:
         assert found.setdefault(sequence, rows) == rows
@@ -77,7 +77,7 @@ def delivered(calls: list[tuple[int, list[Row]]]) -> dict[int, list[Row]]:
 
 @pytest.mark.long
 def test_a_ttl_and_a_timer_expire_without_input(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """Each in one published batch, with the state deleted; the batches before and after publish nothing."""
+    """A TTL and a timer each take effect in one published batch, which deletes state. Others publish nothing."""
     comparison = Comparison(pipeline(tasks=2, partitions=1))
     comparison.produce([{"id": "a", "n": 1}])
     calls: list[tuple[int, list[Row]]] = []
@@ -100,7 +100,7 @@ def test_a_ttl_and_a_timer_expire_without_input(pipeline: MakePipeline, tmp_path
         [Row(id="a", seen="timer, None", exists=False)],
         [Row(id="b", seen="(1,)", exists=True)],
     ]
-    assert published <= 4  # input, TTL and timer; and the job's first batch, if the input came later
+    assert published <= 4  # input, TTL and timer, and the job's first batch if the input came later
     assert all(
         b"b" in key
         for contents in comparison.job.contents(partitioner="spark-hash(string)").values()
@@ -110,7 +110,7 @@ def test_a_ttl_and_a_timer_expire_without_input(pipeline: MakePipeline, tmp_path
 
 @pytest.mark.long
 def test_event_time_goes_on_once_after_the_watermark_has_moved(pipeline: MakePipeline) -> None:
-    """As on Spark: the same batches with the same rows, the last one without input. Idle batches publish nothing."""
+    """Batches and rows are the same as on Spark, and the last batch has no input. Idle batches publish nothing."""
     comparison = Comparison(pipeline(tasks=2, partitions=1), watermark="2 seconds", rows_per_batch=3)
     seconds = [10, 11, 12, 20, 5, 30]
     comparison.produce([{"id": "ab"[i % 2], "n": i, "t": f"2024-01-01T00:00:{s:02}Z"} for i, s in enumerate(seconds)])
@@ -137,8 +137,10 @@ def test_event_time_goes_on_once_after_the_watermark_has_moved(pipeline: MakePip
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [pytest.param(False, id="kept"), pytest.param(True, id="lost")])
 def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tmp_path: Path, lost: bool) -> None:
-    """Before its publish, and after it before its output: with the same time and rows if the location is kept. If it
-    is lost, the timer still fires once."""
+    """An idle batch that fails before its publish or its output runs again with the same time and rows.
+
+    If the checkpoint location is lost, the time differs, but the timer still fires once.
+    """
     comparison = Comparison(pipeline(tasks=2, partitions=1))
     comparison.produce([{"id": "a", "n": 1}])
     calls: list[tuple[int, list[Row]]] = []
@@ -174,7 +176,7 @@ def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tm
 
 
 def test_the_trigger_available_now_ends(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """It reads its input in batches of the size that was asked for, and a start without input makes one batch."""
+    """The trigger reads its input in batches of the requested size. A start without input makes one batch."""
     comparison = Comparison(pipeline(tasks=2, partitions=1), rows_per_batch=2)
     comparison.produce([{"id": "a", "n": n} for n in range(6)])
 

@@ -1,4 +1,4 @@
-"""A batch of millions of rows, most of them of one key: the memory of drivers and workers is bounded."""
+"""Drivers and workers need bounded memory for a batch of millions of rows, most of which have the same key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.spark.cluster import Cluster
 from tests.spark.conftest import make_pipeline
 
 ROWS = 5_000_000
-#: Characters of each row; hexadecimal digits of a hash, which compress to half.
+#: Characters in each row: hexadecimal digits of a hash, which compress to half.
 PAYLOAD = 128
-#: What a Python process may take. The rows of the hot key alone have 600 MB.
+#: The limit for a Python process. The rows of the hot key alone take 600 MB.
 LIMIT = 450 * 1024 * 1024
 
 
@@ -24,7 +24,7 @@ LIMIT = 450 * 1024 * 1024
 def test_five_million_rows_of_which_one_key_has_nearly_all(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
-    """90 % of the rows go to one task, each of them is an output row, and the JVMs have a small heap."""
+    """Memory stays bounded when 90 % of the rows go to one task, all become output, and the JVM heaps are small."""
     files, notes = tmp_path / "input", tmp_path / "notes"
     notes.mkdir()
     rows = spark.range(0, ROWS, 1, 8).selectExpr(

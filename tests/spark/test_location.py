@@ -1,4 +1,4 @@
-"""The checkpoint location on file systems that only Spark can read, what a batch costs there, and its report."""
+"""The checkpoint location on file systems that only Spark can read, its cost per batch, and reports of batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WithoutJvm:
 
 
 def test_reading_a_location_by_hadoop_and_by_a_job(pipeline: MakePipeline) -> None:
-    """A path without a scheme: both ways give the lines of a file, and None where there is none."""
+    """For a path without a scheme, Hadoop and a Spark job both return a file's lines, and None for a missing file."""
     job = pipeline()
     directory = job.directory / "with [brackets] and a space"
     (directory / "offsets").mkdir(parents=True)
@@ -38,7 +38,7 @@ def test_reading_a_location_by_hadoop_and_by_a_job(pipeline: MakePipeline) -> No
 
 @pytest.mark.long
 def test_a_location_without_a_scheme_costs_no_job(pipeline: MakePipeline) -> None:
-    """A batch starts as many Spark jobs there as with a location that Python reads itself."""
+    """A batch starts as many Spark jobs as with a location that Python reads itself."""
     job = pipeline(tasks=2, backup=["blob-store"])
     job.produce(90)
     scheduler = job.spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[union-attr]
@@ -56,7 +56,7 @@ def test_a_location_without_a_scheme_costs_no_job(pipeline: MakePipeline) -> Non
 
 
 def test_an_exception_in_on_batch(pipeline: MakePipeline, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged with the batch, and the query goes on."""
+    """An exception in ``on_batch`` is logged for each batch, and the query continues."""
     job = pipeline(tasks=2)
     job.produce(60)
 

@@ -1,4 +1,4 @@
-"""`spark_integration.materialize`: executors build the first snapshots of a job that runs in the meantime."""
+"""`spark_integration.materialize`: executors build the first snapshots of a job that keeps running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS: dict[bytes, bytes | None] = {b"key-%03d" % number: b"value" for number in 
 
 
 def commit_all(config: JobConfig, items: dict[bytes, bytes | None], number: int) -> None:
-    """One commit of the whole job."""
+    """Commit the whole job once."""
     with StateManager(config) as manager:
         epoch = manager.acquire()
         manager.publish([attempt(config, epoch, task, items, number) for task in TASKS])
@@ -29,8 +29,10 @@ def commit_all(config: JobConfig, items: dict[bytes, bytes | None], number: int)
 
 @pytest.mark.long
 def test_executors_build_the_first_snapshots(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> None:
-    """One Spark task for each task and store; a task that is open goes on committing; the job adopts all offers. The
-    call of docs/migrating.md, a second one, builds nothing."""
+    """Executors build one snapshot per task and store while an open task commits, and the job adopts all offers.
+
+    A second call, the one in docs/migrating.md, builds nothing.
+    """
     (program,) = blocks("docs/migrating.md", "## A large state")
     config = stage_one(kafka, tmp_path, tasks=3, stores=("totals", "seen"))
     commit_all(config, ROWS, 1)
@@ -55,7 +57,7 @@ def test_executors_build_the_first_snapshots(spark: SparkSession, kafka: KafkaSe
 
 
 def test_errors_keep_their_type(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> None:
-    """What an executor cannot build is the error that the command would show, with task and store."""
+    """If an executor cannot build a snapshot, the caller gets the command's typed error with task and store."""
     config = stage_one(kafka, tmp_path, tasks=1)
     with StateManager(config) as manager:
         epoch = manager.acquire()

@@ -1,4 +1,4 @@
-"""Inputs that are not Kafka: exact as long as the checkpoint location is there, and refused without it."""
+"""Inputs other than Kafka are exact as long as the checkpoint location exists, and are rejected without it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Files:
         directory.mkdir()
 
     def add(self, keys: Sequence[str]) -> None:
-        """One more file."""
+        """Add another file."""
         number = len(list(self.directory.iterdir()))
         (self.directory / f"{number}.json").write_text("\n".join(json.dumps({"key": key}) for key in keys))
         for key in keys:
             self.job.produced[key] = self.job.produced.get(key, 0) + 1
 
     def query(self) -> StatefulQuery:
-        """Rows per key; with the rows of the job's topic, too, if that is asked for."""
+        """Return a query that counts rows per key. ``with_kafka`` adds the rows of the job's topic."""
 
         def rows(offsets: str) -> DataFrame:
             spark = self.job.spark
@@ -49,7 +49,7 @@ class Files:
 @pytest.mark.long
 @pytest.mark.parametrize("with_kafka", [False, True])
 def test_files_are_counted_once(pipeline: MakePipeline, tmp_path: Path, *, with_kafka: bool) -> None:
-    """Failures before and after the publish; a location that is lost, or older."""
+    """Files count once after failures before and after the publish. A lost or older location is an error."""
     job = pipeline(tasks=2, backup=DUAL)
     files = Files(job, tmp_path / "in put", with_kafka)
     files.add(["a", "b", "a"])

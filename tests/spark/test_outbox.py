@@ -1,4 +1,4 @@
-"""Output comes from the attempts whose state was published, whatever Spark loses, recomputes, or runs twice."""
+"""Output comes from the attempts whose state was published, whatever Spark loses, recomputes or runs twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakePipeline = Callable[..., Pipeline]
 
 
 def accepted(job: Pipeline) -> set[str]:
-    """The attempts that the published state comes from, as the state itself says."""
+    """Return the attempts of the published state, which the state itself records."""
     return {content[b"!attempt"].decode() for content in job.contents().values()}
 
 
@@ -29,7 +29,7 @@ def accepted(job: Pipeline) -> set[str]:
 def test_a_dropped_cached_block_does_not_change_the_output(
     pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:
-    """Rows carry their attempt: computed again they would differ, read again from the outbox they are the same."""
+    """Rows name their attempt. They would differ if Spark computed them again, but the outbox returns the same rows."""
     if fetched_by == "executors":
         monkeypatch.setattr(outbox, "DRIVER_BYTES", 0)
     job = pipeline()
@@ -54,7 +54,7 @@ def test_a_dropped_cached_block_does_not_change_the_output(
 
 
 class DieOnceAfterPreparing:
-    """A process function whose first attempt at task 0 dies when its commit is prepared: all its blobs are there."""
+    """A process function whose first attempt at task 0 dies after it has prepared its commit and written all blobs."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -62,7 +62,7 @@ class DieOnceAfterPreparing:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count, and arrange the death."""
+        """Count, and make the first attempt die."""
 
         def die(phase: Phase, subject: str) -> None:
             if phase is Phase.PREPARED and context.task == "Partition 0":
@@ -76,7 +76,7 @@ class DieOnceAfterPreparing:
 
 
 def test_of_two_attempts_only_the_accepted_one_is_in_state_and_output(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """Spark runs a task twice and takes the second attempt: its rows and its state, none of the first's."""
+    """When Spark runs a task twice and takes the second attempt, only that one's rows and state are published."""
     job = pipeline()
     job.produce(60)
     flag = tmp_path / "first-attempt"
@@ -99,13 +99,13 @@ class CountCalls:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count rows and calls."""
+        """Count rows, and record the call."""
         (self.directory / f"{context.sequence}-{context.task}-{context.attempt}").touch()
         yield from count(batches, stores, context)
 
 
 def test_a_batch_replayed_after_its_publish_gives_the_same_rows_again(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """The output fails after the publish; at the restart the stage is not run, the rows and the number are the same."""
+    """If the output fails after the publish, a restart delivers the same rows and sequence without rerunning tasks."""
     job = pipeline()
     job.produce(60)
     calls = tmp_path / "calls"
@@ -130,7 +130,7 @@ def test_a_batch_replayed_after_its_publish_gives_the_same_rows_again(pipeline: 
 
 @pytest.mark.long
 def test_output_cut_off_before_the_location_was_lost_is_given_at_the_next_start(pipeline: MakePipeline) -> None:
-    """Published, the output failed, the location is gone: no Spark replay can come, so the start itself gives it."""
+    """After a failed output and the loss of the location, Spark cannot replay, so the start delivers the output."""
     job = pipeline()
     job.produce(60)
 
@@ -147,7 +147,7 @@ def test_output_cut_off_before_the_location_was_lost_is_given_at_the_next_start(
 def large(
     batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
 ) -> Iterator[pa.RecordBatch]:
-    """Count, and yield more than fits into a checkpoint."""
+    """Count, and yield more rows than fit into a checkpoint."""
     yield from count(batches, stores, context)
     noise = [os.urandom(500).hex() for _ in range(100)]
     yield pa.RecordBatch.from_pydict({"key": noise, "count": [0] * 100, "attempt": [""] * 100})
@@ -159,7 +159,7 @@ class InParts:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """As :func:`large`; the limits of this worker are others meanwhile."""
+        """Yield the rows of :func:`large` while this worker has smaller limits."""
         limits = {"PART_BYTES": 17_000, "_SLICE_BYTES": 10_000}
         before = {name: getattr(produced, name) for name in limits}
         vars(produced).update(limits)
@@ -173,7 +173,7 @@ class InParts:
 def test_output_that_is_too_large_for_one_blob(
     pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:
-    """It is split over several blobs, all of which are delivered."""
+    """Output that is too large for one blob is split into several, and all of it is delivered."""
     if fetched_by == "executors":
         monkeypatch.setattr(outbox, "DRIVER_BYTES", 0)
     job = pipeline(tasks=2, backup=["blob-store"])
@@ -192,7 +192,7 @@ def test_output_that_is_too_large_for_one_blob(
 
 
 def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:
-    """Cut off, the location lost, and then the stored rows: the start fails with the type that says so."""
+    """If the output was cut off and both the location and the stored rows are lost, the start raises MissingBlob."""
     job = pipeline(tasks=2)
     job.produce(20)
 
@@ -211,7 +211,7 @@ def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:
 
 
 class Unavailable:
-    """A process function that meets a retryable error, as often as told."""
+    """A process function that raises a retryable error ``times`` times."""
 
     def __init__(self, directory: Path, times: int) -> None:
         self.directory, self.times = directory, times
@@ -219,7 +219,7 @@ class Unavailable:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Count, if it comes to that."""
+        """Count, unless the call raises the error."""
         if context.task == "Partition 1" and len(list(self.directory.iterdir())) < self.times:
             (self.directory / context.attempt).touch()
             raise UnavailableError("the blob store did not answer", hint="look at it", blob="a/b")
@@ -228,7 +228,7 @@ class Unavailable:
 
 @pytest.mark.long
 def test_a_retryable_error_is_retried_by_spark_and_typed_when_it_stays(pipeline: MakePipeline, tmp_path: Path) -> None:
-    """Once: the second attempt succeeds. Every time: the query ends with the worker's own error, names and hint."""
+    """After one such error, the second attempt succeeds. If it persists, the query ends with it and its hint."""
     job = pipeline()
     job.produce(60)
     (tmp_path / "once").mkdir()

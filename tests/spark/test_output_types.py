@@ -1,4 +1,4 @@
-"""Output columns of every Spark type, stored and delivered; and rows that were written under another schema."""
+"""Output columns of every Spark type are stored and delivered, as are rows stored with another schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark.conftest import PARTITIONER, Pipeline
 
 MakePipeline = Callable[..., Pipeline]
 
-#: Spark's type → an SQL literal of it.
+#: A Spark type → an SQL literal of it.
 TYPES = {
     "boolean": "true",
     "tinyint": "-1Y",
@@ -51,7 +51,7 @@ TYPES = {
 
 
 class Yields:
-    """A process function in which task 0 yields given rows, stored as an Arrow stream."""
+    """A process function in which task 0 yields given rows, kept as an Arrow stream."""
 
     def __init__(self, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
@@ -62,13 +62,13 @@ class Yields:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """The rows."""
+        """Yield the rows."""
         if context.task == "Partition 0":
             yield from pa.ipc.open_stream(self.stream)
 
 
 def shown(rows: DataFrame) -> list[tuple[Any, ...]]:
-    """Every value as Spark prints it, in the order of ``id``."""
+    """Return every value as Spark prints it, in the order of ``id``."""
     columns = [f"cast({name} as string)" for name in rows.columns]
     return [tuple(row) for row in rows.orderBy("id").selectExpr(*columns).collect()]
 
@@ -77,7 +77,7 @@ def shown(rows: DataFrame) -> list[tuple[Any, ...]]:
 def test_every_type_and_its_null(
     pipeline: MakePipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fetched_by: str
 ) -> None:
-    """The rows that the output is given equal those that were yielded, in a session with a time zone of its own."""
+    """The output gets rows that equal the yielded ones, in a session with a custom time zone."""
     kinds = list(TYPES)
     if fetched_by == "executors":
         monkeypatch.setattr(outbox, "DRIVER_BYTES", 0)
@@ -110,11 +110,11 @@ def test_every_type_and_its_null(
 
 
 class Point(UserDefinedType):
-    """A user's own type."""
+    """A user-defined type."""
 
     @classmethod
     def sqlType(cls) -> StructType:  # noqa: N802 - Spark's name
-        """What it is stored as."""
+        """Return the type that stores it."""
         return StructType.fromDDL("x double, y double")
 
 
@@ -132,7 +132,7 @@ class Point(UserDefinedType):
     ],
 )
 def test_a_type_that_cannot_be_stored(pipeline: MakePipeline, kind: Any, column: str) -> None:
-    """Refused by name before the job is taken over."""
+    """A query rejects a column that cannot be stored, by name and before it takes over the job."""
     job = pipeline(tasks=2)
     schema = StructType.fromDDL("key string")
     schema.add(StructField("wrong", StructType.fromDDL(f"w {kind}")[0].dataType if isinstance(kind, str) else kind))
@@ -156,7 +156,7 @@ def test_a_type_that_cannot_be_stored(pipeline: MakePipeline, kind: Any, column:
     ],
 )
 def test_a_deploy_changes_the_columns_before_a_replay(pipeline: MakePipeline, deployed: str, location: str) -> None:
-    """FAULT 55: two columns change places, or one is added: rows that are given again keep the names they had."""
+    """FAULT 55: if two columns are swapped or one is added, rows that are delivered again keep their old names."""
     job = pipeline(tasks=2, backup=["blob-store"])
     job.produce(10)
     table = pa.table({"id": [1], "change": [10], "total": [100]})

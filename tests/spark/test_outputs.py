@@ -1,4 +1,4 @@
-"""Where output goes: Kafka in the publishing transaction, files, tables, a view, foreach; each sequence once."""
+"""Every sink (Kafka in the publishing transaction, files, tables, a view, foreach) gets each sequence once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakePipeline = Callable[..., Pipeline]
 
 
 class Count(StatefulProcessor):
-    """Rows per key."""
+    """Counts rows per key."""
 
     def init(self, handle: Any) -> None:
         self.total = handle.getValueState("total", "total bigint")
@@ -43,20 +43,20 @@ class Count(StatefulProcessor):
 
 
 def counts(job: Pipeline) -> StatefulFrame:
-    """Rows per key and batch, by a processor."""
+    """Return a frame with rows per key and batch, counted by a processor."""
     rows = lambda offsets: job.rows(offsets, 40).selectExpr("cast(key as string) as key")  # noqa: E731
     groups = stateful(rows, "key", config=job.config)
     return groups.transformWithState(Count(), "key string, change bigint, total bigint", "Append", "None")
 
 
 def run(job: Pipeline, writer: StatefulWriter, table: str | None = None) -> None:
-    """To the end of the input."""
+    """Run the query to the end of its input."""
     writer = writer.trigger(availableNow=True).option("checkpointLocation", job.location.as_uri())
     (writer.toTable(table) if table else writer.start()).awaitTermination()
 
 
 def added(rows: list[tuple[str, int]]) -> dict[str, int]:
-    """Key → the sum of its changes."""
+    """Return key → sum of its changes."""
     total: dict[str, int] = {}
     for key, change in rows:
         total[key] = total.get(key, 0) + change
@@ -65,7 +65,7 @@ def added(rows: list[tuple[str, int]]) -> dict[str, int]:
 
 @pytest.fixture
 def job(pipeline: MakePipeline) -> Pipeline:
-    """A job of two tasks with some input."""
+    """Make a job of two tasks with some input."""
     made = pipeline(tasks=2, partitions=1)
     made.produce(100)
     return made
@@ -73,7 +73,7 @@ def job(pipeline: MakePipeline) -> Pipeline:
 
 @pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, pytest.param(Phase.OUTPUT, marks=pytest.mark.long)])
 def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) -> None:
-    """Killed before the commit of the transaction and after it: a consumer sees each change once."""
+    """A query that fails before or after the commit of its transaction sends each change once."""
     topic = job.kafka.fresh_name("out")
     make_topic(job.config, topic, 1)
     value = F.to_json(F.struct("key", "change")).alias("value")
@@ -107,7 +107,7 @@ def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) 
 
 @pytest.mark.long
 def test_what_is_no_record_is_refused_at_the_start(pipeline: MakePipeline) -> None:
-    """Before the job is taken over, by the name of the column; a topic that does not exist publishes nothing."""
+    """A frame that makes no Kafka record is rejected at the start, by column. A missing topic publishes nothing."""
     job = pipeline(tasks=2, partitions=1, task__commit__timeout__ms=4000)
     job.produce(100)
     for frame, topic, name in (
@@ -132,7 +132,7 @@ def test_what_is_no_record_is_refused_at_the_start(pipeline: MakePipeline) -> No
 
 @pytest.mark.long
 def test_files_and_tables_hold_each_sequence_once(job: Pipeline, tmp_path: Path, spark: SparkSession) -> None:
-    """A query writes files, and the next one, at a lost location, a table; each adds up to the input."""
+    """Files, and a table that a next query writes from a lost location, each add up to their input."""
     path = str(tmp_path / "out put")
     run(job, counts(job).writeStream.format("parquet").partitionBy("key").option("path", path))
     shutil.rmtree(job.location)
@@ -154,7 +154,7 @@ def test_files_and_tables_hold_each_sequence_once(job: Pipeline, tmp_path: Path,
 
 
 def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> None:
-    """Files, a table and a view ignore it, and an older one."""
+    """Files, a table and a view ignore a sequence that is repeated or older."""
     spark.sql("DROP TABLE IF EXISTS given_again")
     outputs = {
         "files": FileOutput(str(tmp_path / "files"), "json"),
@@ -171,7 +171,7 @@ def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> 
 
 
 class Noting:
-    """Notes the rows of each partition in a file of its own."""
+    """Records the rows of each partition in its own file."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -193,7 +193,7 @@ class Noting:
 
 
 def test_foreach(tmp_path: Path, spark: SparkSession) -> None:
-    """An object's methods, and a function; the partitions of a sequence do not depend on Spark's parallelism."""
+    """Foreach takes an object's methods or a function. A sequence's partitions do not depend on Spark's parallelism."""
     output = ForeachOutput(Noting(tmp_path), 3)
     output(spark.range(0, 100, 1, 7), 5)
     output(spark.range(0, 100, 1, 2), 5)
@@ -211,7 +211,7 @@ def test_foreach(tmp_path: Path, spark: SparkSession) -> None:
 
 
 def test_a_view_and_foreach_of_a_query(job: Pipeline, spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
-    """``writeStream`` of a StatefulQuery and of a processor."""
+    """``writeStream`` of a StatefulQuery writes to a view and to the console."""
     query: StatefulQuery = job.query(40)
     run(job, query.writeStream.format("memory").queryName("seen_counts"))
     assert added([(row.key, row["count"]) for row in spark.table("seen_counts").collect()]) == job.produced
@@ -221,7 +221,7 @@ def test_a_view_and_foreach_of_a_query(job: Pipeline, spark: SparkSession, capfd
 
 
 def test_a_second_operator_with_state_is_named(job: Pipeline, spark: SparkSession) -> None:
-    """Operators without state follow; those with state, and joins of two streams, are refused by name."""
+    """Stateless operators may follow. Stateful operators and joins of two streams are rejected by name."""
     frame = counts(job)
     static = spark.createDataFrame([("key-1", "one")], "key string, name string")
     shaped = frame.join(static, "key").withColumn("more", F.col("change") + 1).transform(lambda one: one.drop("total"))

@@ -1,4 +1,4 @@
-"""Tasks that own Kafka's partitions, jobs that move between a consumer loop and Spark, topics that grow."""
+"""Tasks that own Kafka partitions, jobs that move between a consumer loop and Spark, and topics that grow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MakePipeline = Callable[..., Pipeline]
 
 
 def test_a_job_moves_from_a_consumer_loop_to_spark_and_back(pipeline: MakePipeline) -> None:
-    """Tasks committed one by one, at places of their own: Spark goes on from each; then a loop goes on from Spark."""
+    """Spark continues from the position of each task that a loop committed, and a loop then continues from Spark's."""
     job = pipeline(tasks=2, partitions=2)
     job.produce(30, partition=0)
     job.produce(20, partition=1)
@@ -45,19 +45,19 @@ def test_a_job_moves_from_a_consumer_loop_to_spark_and_back(pipeline: MakePipeli
 
 
 class Placed:
-    """A process function that yields which task saw which partition."""
+    """A process function that yields the partitions that each task sees."""
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """One row per partition seen."""
+        """Yield one row per partition."""
         for batch in batches:
             for partition in sorted(set(batch.column("partition").to_pylist())):
                 yield pa.RecordBatch.from_pydict({"key": [context.task], "count": [partition], "attempt": [""]})
 
 
 def test_each_task_sees_its_own_partition_only(pipeline: MakePipeline) -> None:
-    """Task i gets the rows of partition i, in the topic's order, and a task without a partition gets none."""
+    """Task i gets the rows of partition i, and a task without a partition gets none."""
     job = pipeline(tasks=3, partitions=2)
     job.produce(40)
     job.run(job.query().partition_by_kafka_partition().process(Placed(), OUTPUT))
@@ -66,7 +66,7 @@ def test_each_task_sees_its_own_partition_only(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
-    """New partitions are read from their beginning; at a new location they must be named, and the error says so."""
+    """Spark reads new partitions from their beginning. At a new location, ``including`` must name them."""
     job = pipeline(partitions=1)
     job.produce(30)
     job.run()
@@ -87,12 +87,12 @@ def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
 def only_first(
     batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
 ) -> Iterator[pa.RecordBatch]:
-    """Reads no more than the first batch of rows."""
+    """Read only the first batch of rows."""
     yield from count(iter([batch for batch in [next(batches, None)] if batch is not None]), stores, context)
 
 
 def test_all_keys_of_a_task_and_of_null_stay_together(pipeline: MakePipeline) -> None:
-    """Over batches and restarts a key is in one task; rows without a key share one; what is left unread is no error."""
+    """A key stays in one task over batches, and rows without a key share a task. Unread rows are no error."""
     job = pipeline(tasks=4)
     job.produce(200)
     job.run(job.query(per_batch=100).process(only_first, OUTPUT))

@@ -1,5 +1,7 @@
-"""Cases shaped like Spark's own suites for Python's ``transformWithState``, on both engines: the same rows batch by
-batch. All cases of a time mode share one query."""
+"""Cases like those in Spark's own tests of ``transformWithState`` give the same rows in each batch on both engines.
+
+All cases of a time mode share one query.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ MakePipeline = Callable[..., Pipeline]
 
 
 class Cases(StatefulProcessor):
-    """Runs all cases: the first column of the key chooses."""
+    """Runs all cases. The first column of the key selects the case."""
 
     def __init__(self, cases: Mapping[str, Case]) -> None:
         self.cases = cases
@@ -31,7 +33,7 @@ class Cases(StatefulProcessor):
         self.states = {name: case.declare(handle) for name, case in self.cases.items()}
 
     def called(self, key: Any, times: Any, rows: list[Any] | None, expiry: int | None = None) -> list[Row]:
-        """What the case says to rows, or to a timer."""
+        """Return the rows with which the case answers rows or a timer."""
         name, own = key[0], key[1]
         if name not in self.cases:
             return []
@@ -50,7 +52,7 @@ class Cases(StatefulProcessor):
 
 
 class CasesInPandas(Cases):
-    """The same with data frames."""
+    """Runs all cases with data frames."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
         found = [row for frame in rows for row in frame.itertuples(index=False)]
@@ -60,34 +62,34 @@ class CasesInPandas(Cases):
         yield from self.framed(self.called(key, timerValues, None, expiredTimerInfo.getExpiryTimeInMs()))
 
     def framed(self, rows: list[Row]) -> Iterator[Any]:
-        """Each row as a data frame."""
+        """Return each row as a data frame."""
         return (pd.DataFrame([row.asDict()]) for row in rows)
 
 
 def ns(rows: list[Any]) -> list[Any]:
-    """The column ``n``, sorted."""
+    """Return the column ``n``, sorted."""
     return sorted((None if pd.isna(row.n) else int(row.n) for row in rows), key=repr)
 
 
 def value(name: str, schema: str = "n bigint", ttl_ms: int | None = None) -> Callable[[Any], Any]:
-    """Declares a value."""
+    """Return a function that declares a value."""
     return lambda handle: handle.getValueState(name, schema, ttl_ms)
 
 
 def list_of(name: str, schema: str = "n bigint", ttl_ms: int | None = None) -> Callable[[Any], Any]:
-    """Declares a list."""
+    """Return a function that declares a list."""
     return lambda handle: handle.getListState(name, schema, ttl_ms)
 
 
 def map_of(
     name: str, key: str = "k bigint", schema: str = "n bigint", ttl_ms: int | None = None
 ) -> Callable[[Any], Any]:
-    """Declares a map."""
+    """Return a function that declares a map."""
     return lambda handle: handle.getMapState(name, key, schema, ttl_ms)
 
 
 def content(state: Any) -> list[Any]:
-    """The elements of a list or the entries of a map, whose order is not compared."""
+    """Return the sorted elements of a list or entries of a map, since the comparison ignores their order."""
     items = state.iterator() if hasattr(state, "iterator") else state.get()
     return sorted((tuple(map(tuple, item)) if hasattr(state, "iterator") else tuple(item) for item in items), key=repr)
 
@@ -96,14 +98,14 @@ def content(state: Any) -> list[Any]:
 
 
 def counts(p: Cases, rows: list[Any]) -> Any:
-    """Get, update, exists of a value."""
+    """Get, update and check a value."""
     before = p.state.exists(), p.state.get()
     p.state.update(((before[1][0] if before[1] else 0) + len(rows),))
     return before, p.state.exists(), p.state.get()
 
 
 def clears(p: Cases, rows: list[Any]) -> Any:
-    """A value that is cleared, also where there is none."""
+    """Clear a value, even if there is none."""
     before = p.state.get()
     if ns(rows)[0] % 2:
         p.state.update((ns(rows)[0],))
@@ -119,7 +121,7 @@ TYPES = (
 
 
 def types(p: Cases, rows: list[Any]) -> Any:
-    """Values of many types, and nulls."""
+    """Update values of many types and nulls."""
     before = p.state.get()
     if ns(rows)[0] == 0:
         p.state.update((None,) * 10)
@@ -130,13 +132,13 @@ def types(p: Cases, rows: list[Any]) -> Any:
 
 
 def partial(p: Cases, rows: list[Any]) -> Any:
-    """A null in a value, which is there nevertheless."""
+    """Update a value that contains a null. The value exists nevertheless."""
     p.state.update((None, "x"))
     return p.state.exists(), p.state.get()
 
 
 def appends(p: Cases, rows: list[Any]) -> Any:
-    """Append, in the order of the calls."""
+    """Append values in the order of the calls."""
     for n in ns(rows):
         p.state.appendValue((n,))
     p.state.appendList([(100,), (101,)])
@@ -144,14 +146,14 @@ def appends(p: Cases, rows: list[Any]) -> Any:
 
 
 def replaces(p: Cases, rows: list[Any]) -> Any:
-    """Put in place of what was there."""
+    """Put values in place of the old ones."""
     before = content(p.state)
     p.state.put([(n,) for n in ns(rows)])
     return before, content(p.state)
 
 
 def empties(p: Cases, rows: list[Any]) -> Any:
-    """Clear takes all."""
+    """Clear the complete list."""
     p.state.appendValue((1,))
     if ns(rows)[0] % 2:
         p.state.clear()
@@ -159,13 +161,13 @@ def empties(p: Cases, rows: list[Any]) -> Any:
 
 
 def structs(p: Cases, rows: list[Any]) -> Any:
-    """A list of structs with nulls."""
+    """Append structs with nulls."""
     p.state.appendList([(n, None if n == 1 else str(n)) for n in ns(rows)])
     return content(p.state)
 
 
 def maps(p: Cases, rows: list[Any]) -> Any:
-    """Each method of a map."""
+    """Call each method of a map."""
     for n in ns(rows):
         old = p.state.getValue((n,))
         p.state.updateValue((n,), ((old[0] if old else 0) + 1,))
@@ -174,7 +176,7 @@ def maps(p: Cases, rows: list[Any]) -> Any:
 
 
 def removes(p: Cases, rows: list[Any]) -> Any:
-    """Remove a key of a map, also one that is not there."""
+    """Remove existing and missing keys of a map."""
     for n in ns(rows):
         p.state.updateValue((n,), (n,))
     p.state.removeKey((ns(rows)[0],))
@@ -183,7 +185,7 @@ def removes(p: Cases, rows: list[Any]) -> Any:
 
 
 def clears_map(p: Cases, rows: list[Any]) -> Any:
-    """Clear a map and go on."""
+    """Clear a map and fill it again."""
     before = content(p.state)
     p.state.clear()
     cleared = p.state.exists(), p.state.getValue((1,))
@@ -193,14 +195,14 @@ def clears_map(p: Cases, rows: list[Any]) -> Any:
 
 
 def wide_keys(p: Cases, rows: list[Any]) -> Any:
-    """Keys of two columns, one of them null."""
+    """Use keys of two columns, some of which are null."""
     for n in ns(rows):
         p.state.updateValue((n, None if n % 2 else "even"), (str(n), None))
     return content(p.state), p.state.getValue((2, "even")), p.state.getValue((2, None))
 
 
 def several(p: Cases, rows: list[Any]) -> Any:
-    """Three variables of one key."""
+    """Use three variables of one key."""
     total, seen, by = p.state
     old = total.get()
     total.update(((old[0] if old else 0) + sum(ns(rows)),))
@@ -213,24 +215,24 @@ def several(p: Cases, rows: list[Any]) -> Any:
 
 
 def declare_several(handle: Any) -> Any:
-    """Declares them."""
+    """Declare the three variables."""
     return value("v_total")(handle), list_of("l_seen")(handle), map_of("m_by")(handle)
 
 
 def clock(p: Cases, rows: list[Any]) -> Any:
-    """The times without a clock."""
+    """Return the times that a query without a clock has."""
     return p.times.getCurrentProcessingTimeInMs(), p.times.getCurrentWatermarkInMs()
 
 
 def silent(p: Cases, rows: list[Any]) -> Any:
-    """A batch without an output row."""
+    """Return no output row in some batches."""
     old = p.state.get()
     p.state.update(((old[0] if old else 0) + len(rows),))
     return None if p.state.get()[0] < 3 else p.state.get()
 
 
 def columns(p: Cases, rows: list[Any]) -> Any:
-    """All columns of a row, null among them."""
+    """Return all columns of a row, including nulls."""
     return [(row.case, row.id, ns([row])) for row in rows]
 
 
@@ -258,26 +260,26 @@ NO_CLOCK = {
 
 
 def now(p: Cases) -> int:
-    """The time of the batch, epoch milliseconds."""
+    """Return the time of the batch in epoch milliseconds."""
     return int(p.times.getCurrentProcessingTimeInMs())
 
 
 def short_value(p: Cases, rows: list[Any]) -> Any:
-    """A TTL of a millisecond ends before the next batch."""
+    """Update a value whose TTL of 1 ms ends before the next batch."""
     before = p.state.exists(), p.state.get()
     p.state.update((ns(rows)[0],))
     return before, p.state.exists(), p.state.get()
 
 
 def short_list(p: Cases, rows: list[Any]) -> Any:
-    """Elements of a list end, too."""
+    """Append to a list whose elements have a TTL."""
     before = p.state.exists(), content(p.state)
     p.state.appendList([(n,) for n in ns(rows)])
     return before, content(p.state)
 
 
 def short_map(p: Cases, rows: list[Any]) -> Any:
-    """And entries of a map."""
+    """Update a map whose entries have a TTL."""
     before = p.state.exists(), content(p.state), p.state.containsKey((1,)), p.state.getValue((1,))
     for n in ns(rows):
         p.state.updateValue((n,), (n,))
@@ -285,14 +287,14 @@ def short_map(p: Cases, rows: list[Any]) -> Any:
 
 
 def once(p: Cases, rows: list[Any]) -> Any:
-    """Written in the first batch only."""
+    """Update the value in the first batch only."""
     if ns(rows)[0] == 1:
         p.state.update((1,))
     return p.state.exists(), p.state.get()
 
 
 def mixed(p: Cases, rows: list[Any]) -> Any:
-    """With and without a TTL."""
+    """Update one value with a TTL and one without."""
     kept, gone = p.state
     before = kept.get(), gone.get()
     for state in (kept, gone):
@@ -301,20 +303,20 @@ def mixed(p: Cases, rows: list[Any]) -> Any:
 
 
 def past(p: Cases, rows: list[Any]) -> Any:
-    """Timers that have expired already fire in this batch, in any order of keys."""
+    """Register expired timers, which fire in the same batch."""
     for n in ns(rows):
         p.handle.registerTimer(n)
-        p.handle.registerTimer(n)  # twice is once
+        p.handle.registerTimer(n)  # registering it twice has no effect
     return sorted(p.handle.listTimers())
 
 
 def fired(p: Cases, expiry: int) -> Any:
-    """The time of a timer."""
+    """Return the time of a timer that fires."""
     return "fired", expiry, sorted(p.handle.listTimers())
 
 
 def deletes(p: Cases, rows: list[Any]) -> Any:
-    """A timer that is deleted does not fire."""
+    """Delete a timer, which then does not fire."""
     p.handle.registerTimer(10)
     p.handle.registerTimer(20)
     p.handle.deleteTimer(10)
@@ -323,13 +325,13 @@ def deletes(p: Cases, rows: list[Any]) -> Any:
 
 
 def far(p: Cases, rows: list[Any]) -> Any:
-    """Timers of other batches and keys stay."""
+    """Register timers that stay through other batches."""
     p.handle.registerTimer(4_000_000_000_000 + ns(rows)[0])
     return sorted(p.handle.listTimers())
 
 
 def watermark(p: Cases, rows: list[Any]) -> Any:
-    """The clock, and no watermark."""
+    """Check the clock and the missing watermark."""
     return now(p) > 1_700_000_000_000, p.times.getCurrentWatermarkInMs()
 
 
@@ -354,24 +356,24 @@ PROCESSING_TIME = {
 
 
 def millis(seconds: float) -> int:
-    """A second of the first day of 2024."""
+    """Return a second of the first day of 2024 as milliseconds."""
     return round((datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).timestamp() * 1000)
 
 
 def at_n(p: Cases, rows: list[Any]) -> Any:
-    """A timer at each second that the input names."""
+    """Register a timer at each second that the input names."""
     for n in ns(rows):
         p.handle.registerTimer(millis(n))
     return ns(rows), p.times.getCurrentWatermarkInMs(), sorted(p.handle.listTimers())
 
 
 def sees(p: Cases, expiry: int) -> Any:
-    """The watermark and the timers that are left."""
+    """Return the watermark and the remaining timers."""
     return "fired", expiry, p.times.getCurrentWatermarkInMs(), sorted(p.handle.listTimers())
 
 
 def session(p: Cases, rows: list[Any]) -> Any:
-    """A session: each row moves its end."""
+    """Extend a session: each row moves its end."""
     for time in list(p.handle.listTimers()):
         p.handle.deleteTimer(time)
     p.state.appendList([(n,) for n in ns(rows)])
@@ -379,24 +381,24 @@ def session(p: Cases, rows: list[Any]) -> Any:
 
 
 def session_ends(p: Cases, expiry: int) -> Any:
-    """It has its rows, and is gone."""
+    """Return the rows of a session that ends, and delete its state."""
     found = content(p.state)
     p.state.clear()
     return "session", expiry, found
 
 
 def rearm(p: Cases, expiry: int) -> Any:
-    """A timer that registers the next one, which may be due already."""
+    """Register the next timer when one fires. The next one may already be due."""
     p.handle.registerTimer(expiry + 4000)
     return "fired", expiry
 
 
 def rows_of(p: Cases, rows: list[Any]) -> Any:
-    """Late rows do not come."""
+    """Return the rows of the call. Late rows are not among them."""
     return ns(rows)
 
 
-# the watermark is 0, 18, 28 and 38 in the batches, and 38 in a last one without input
+# the watermarks of the batches are 0, 18, 28 and 38, and 38 in a last one without input
 TIME: list[Rows] = [[("w", 0, 20)], [("w", 0, 30)], [("w", 0, 40)]]
 EVENT_TIME = {
     "watermark": Case(rows_of, TIME),
@@ -429,8 +431,10 @@ EVENT_TIME = {
 def test_cases_as_on_spark(
     pipeline: MakePipeline, cases: Mapping[str, Case], mode: str, processor: type[Cases]
 ) -> None:
-    """With rows and with data frames. In event time, Spark's last batch, which has no input, is the first one of the
-    next start here."""
+    """All cases give the same rows as on Spark, with rows and with data frames.
+
+    In event time, Spark's last batch has no input. Here it is the first batch of the next start.
+    """
     watermark = "2 seconds" if mode == "EventTime" else None
     job = pipeline(tasks=2, partitions=1)
     comparison = Comparison(job, keys=("case", "id"), input=INPUT, watermark=watermark)

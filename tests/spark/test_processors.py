@@ -1,4 +1,4 @@
-"""Stateful processors, unchanged, with state in statemgr: the batches of Spark's own engine, and what is refused."""
+"""Unchanged stateful processors give the batches of Spark's own engine with state in statemgr. Others are rejected."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ long = pytest.mark.long
 
 @pytest.fixture
 def comparison(pipeline: MakePipeline) -> Comparison:
-    """A topic with one partition, and a job of two tasks."""
+    """Make a comparison with one partition and a job of two tasks."""
     return Comparison(pipeline(tasks=2, partitions=1))
 
 
 def numbered(count: int) -> list[dict[str, Any]]:
-    """Rows of three keys, null among them."""
+    """Return rows with three keys, one of which is null."""
     return [{"id": ("a", "b", None)[i % 3], "n": (7 * i) % 23} for i in range(count)]
 
 
@@ -63,7 +63,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
 def test_the_same_batches_as_on_spark(
     comparison: Comparison, processor: StatefulProcessor, output: str, pandas: bool
 ) -> None:
-    """Batch by batch, every row and every text."""
+    """Every row of every batch is the same as on Spark."""
     comparison.produce(numbered(16))
 
     found = comparison.on_statemgr(processor, output, pandas=pandas)
@@ -72,7 +72,7 @@ def test_the_same_batches_as_on_spark(
     assert len(found) == 4
 
 
-#: Counts to continue: two rows of a key, a null key, and a key without input.
+#: Counts to continue: two rows of one key, a null key, and a key without input.
 INITIAL = "VALUES ('a', 100), ('a', 10), (null, 3), ('z', 50) AS initial(id, already)"
 
 
@@ -82,7 +82,7 @@ INITIAL = "VALUES ('a', 100), ('a', 10), (null, 3), ('z', 50) AS initial(id, alr
     [pytest.param(CountingOn(), False, id="rows"), pytest.param(CountingOnInPandas(), True, id="pandas")],
 )
 def test_an_initial_state_as_on_spark(comparison: Comparison, processor: StatefulProcessor, pandas: bool) -> None:
-    """It is in the state before the input of the first batch, once, also if the location is lost after that."""
+    """The initial state is loaded exactly once, before the first batch, even if the location is lost afterwards."""
     comparison.initial = comparison.job.spark.sql(f"FROM {INITIAL}")
     comparison.produce(numbered(8))
     first = comparison.on_statemgr(processor, COUNTS, pandas=pandas)
@@ -90,7 +90,7 @@ def test_an_initial_state_as_on_spark(comparison: Comparison, processor: Statefu
     comparison.produce([*numbered(4), {"id": "z", "n": 1}])
 
     again, *rest = comparison.on_statemgr(processor, COUNTS, pandas=pandas)
-    assert again == first[-1]  # a new location: the last output is delivered again
+    assert again == first[-1]  # at a new location, the query delivers the last output again
     found = first + rest
 
     assert found == comparison.on_spark(processor, COUNTS, pandas=pandas)
@@ -102,7 +102,7 @@ def test_an_initial_state_as_on_spark(comparison: Comparison, processor: Statefu
 def test_output_that_is_not_newer_than_the_watermark_as_on_spark(
     pipeline: MakePipeline, seconds: int, fails: bool
 ) -> None:
-    """With ``eventTimeColumnName``: the third batch has the watermark 18, and yields a row of this time."""
+    """With ``eventTimeColumnName``, the third batch has the watermark 18 and fails if it yields a row of that time."""
     comparison = Comparison(pipeline(tasks=1, partitions=1), rows_per_batch=1, watermark="2 seconds", output_time="at")
     numbers = [(20, 1), (30, 30), (40, seconds)]
     comparison.produce([{"id": "a", "n": n, "t": f"2024-01-01T00:00:{t}Z"} for t, n in numbers])
@@ -118,7 +118,7 @@ def test_output_that_is_not_newer_than_the_watermark_as_on_spark(
 
 
 def test_an_initial_state_that_does_not_fit(comparison: Comparison) -> None:
-    """Other grouping columns, another type of a key, a stream, or no grouped DataFrame: refused at the start."""
+    """Other grouping columns, another key type, a stream, or a DataFrame without groups are rejected at the start."""
     comparison.produce(numbered(1))
     spark = comparison.job.spark
     initial = spark.sql(f"FROM {INITIAL}")
@@ -135,8 +135,10 @@ def test_an_initial_state_that_does_not_fit(comparison: Comparison) -> None:
 
 @long
 def test_timers_fire_as_on_spark(comparison: Comparison) -> None:
-    """Timers of processing time that have expired: in the same batches, with the same lists. On Spark batches go on
-    without input."""
+    """Expired processing-time timers fire in the same batches, with the same lists.
+
+    On Spark, batches continue without input.
+    """
     comparison.produce(numbered(16))
 
     found = comparison.on_statemgr(Timers(), SEEN, "ProcessingTime")
@@ -147,7 +149,7 @@ def test_timers_fire_as_on_spark(comparison: Comparison) -> None:
 
 @long
 def test_late_rows_and_timers_of_event_time_as_on_spark(pipeline: MakePipeline) -> None:
-    """The same rows are late, and timers fire with the same watermark. At the end Spark adds a batch without rows."""
+    """The same rows are late, and timers fire at the same watermark. Only Spark adds a last batch without rows."""
     comparison = Comparison(pipeline(tasks=2, partitions=1), watermark="2 seconds")
     seconds = [10, 11, 12, 20, 5, 30, 19, 18, 18, 19, 40, 10, 28, 38, 41, None, 29, 60, 39, 38]
     times = [None if s is None else f"2024-01-01T00:00:{s:02}Z" for s in seconds]
@@ -163,8 +165,8 @@ def test_late_rows_and_timers_of_event_time_as_on_spark(pipeline: MakePipeline) 
 
 @pytest.mark.parametrize("factory", DUAL)
 def test_state_goes_on_elsewhere(comparison: Comparison, factory: str) -> None:
-    """A lost checkpoint location, and a machine that has nothing: the processor finds its state in either backend."""
-    rows: set[tuple[Any, ...]] = set()  # a new location gives the last sequence again
+    """After the loss of the location and the machine, a processor finds its state in either backend."""
+    rows: set[tuple[Any, ...]] = set()  # at a new location, the query delivers the last sequence again
 
     def write(df: Any, sequence: int) -> None:
         rows.update((sequence, *row) for row in df.collect())
@@ -179,7 +181,7 @@ def test_state_goes_on_elsewhere(comparison: Comparison, factory: str) -> None:
 
 
 class Once(StatefulProcessor):
-    """Notes the batch's time in a file, and fails until there is another file."""
+    """Records the batch's time in a file, and fails until another file exists."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -201,7 +203,7 @@ class Once(StatefulProcessor):
 
 @pytest.mark.long
 def test_a_batch_that_runs_again_sees_the_same_time(comparison: Comparison) -> None:
-    """So expiries are the same, also when the query was started again in between."""
+    """A repeated batch has the same time, even after a restart of the query, so its expiries are the same."""
     comparison.produce([{"id": "a", "n": 1}])
     processor = Once(comparison.job.directory)
     with pytest.raises(StreamingQueryException, match="not yet"):
@@ -216,7 +218,7 @@ def test_a_batch_that_runs_again_sees_the_same_time(comparison: Comparison) -> N
 
 
 class Declaring(Counting):
-    """Counting, with a state of another type."""
+    """Counts with a differently typed state."""
 
     def __init__(self, *columns: StructField) -> None:
         self.columns = columns
@@ -227,7 +229,7 @@ class Declaring(Counting):
 
 @pytest.mark.long
 def test_a_schema_that_changes(comparison: Comparison) -> None:
-    """One that Avro's rules resolve goes on; another is refused before a batch starts, and publishes nothing."""
+    """A schema that Avro's rules resolve continues. Any other is rejected before a batch, and publishes nothing."""
     count, note = StructField("count", LongType()), StructField("note", StringType())
     found: list[tuple[Any, ...]] = []
 
@@ -257,7 +259,7 @@ def test_a_schema_that_changes(comparison: Comparison) -> None:
 
 
 def test_a_store_that_no_processor_wrote(pipeline: MakePipeline) -> None:
-    """Its keys would be taken for a processor's."""
+    """A processor rejects a store that no processor wrote, since it would misread the keys."""
     job = pipeline(tasks=2, partitions=1)
     job.produce(5)
     job.run()
@@ -269,7 +271,7 @@ def test_a_store_that_no_processor_wrote(pipeline: MakePipeline) -> None:
 
 
 def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
-    """Nothing is left out without a word."""
+    """Every unsupported option is rejected by name."""
     groups = stateful(comparison.rows, "id", config=comparison.job.config)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: comparison.run(Counting(), COUNTS, "EventTime"), "watermark"),
@@ -300,7 +302,7 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
 
 @long
 def test_the_documented_initial_state(pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/spark.md: the processor of the page, continued from a table, with the page's own programs."""
+    """docs/spark.md: the page's programs continue its processor from a table."""
     job = pipeline(tasks=2)
     job.produce(10, keys=2)
     table = (tmp_path / "totals").as_uri()
@@ -310,7 +312,7 @@ def test_the_documented_initial_state(pipeline: MakePipeline, tmp_path: Path, mo
     visits = blocks("docs/spark.md", "## Processors")[0].partition("query = ")[0]
     (continued,) = blocks("docs/spark.md", "### An initial state")
     names: dict[str, Any] = {
-        "__name__": "__main__",  # its classes are shipped by value
+        "__name__": "__main__",  # the program's classes are shipped by value
         "spark": job.spark,
         "JobConfig": JobConfig,
         "rows": lambda offsets: job.rows(offsets).selectExpr("cast(key as string) user", "cast(value as string) page"),

@@ -1,4 +1,4 @@
-"""A stateful query from beginning to end: state, output, restores, lost locations, idle input."""
+"""A stateful query from start to end: state, output, restores, lost locations and idle input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str) -> None:
-    """Several batches, rows without a key among them: every backend and the output equal the input."""
+    """After several batches, which include rows without a key, every backend and the output equal the input."""
     job = pipeline(backup=DUAL, kind=kind)
     job.produce(1000)
 
@@ -33,7 +33,7 @@ def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str)
     ("factory", "kind"), [pytest.param(*of, marks=pytest.mark.long if of == ALL[1] else ()) for of in ALL]
 )
 def test_a_new_machine_restores_from_the_configured_backend(pipeline: MakePipeline, factory: str, kind: str) -> None:
-    """With the local state gone, the next batch continues from the backend that is listed, and says so."""
+    """After the loss of the local state, the next batch restores from the configured backend and reports it."""
     job = pipeline(backup=[factory], kind=kind)
     job.produce(100)
     job.run(job.query(per_batch=40))
@@ -48,9 +48,9 @@ def test_a_new_machine_restores_from_the_configured_backend(pipeline: MakePipeli
 
 
 def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> None:
-    """A new location starts at the published offsets; sequence numbers go on although Spark's batch IDs do not."""
+    """A new location starts at the published offsets. Sequence numbers continue, although Spark's batch IDs restart."""
     job = pipeline()
-    # a plain path, which Spark resolves and reads: it may be on any file system
+    # Spark resolves and reads a plain path, which may be on any file system.
     query = job.query().option("checkpointLocation", str(job.location))
     job.produce(100)
     job.run(query)
@@ -66,7 +66,7 @@ def test_a_lost_checkpoint_location_loses_nothing(pipeline: MakePipeline) -> Non
 
 @pytest.mark.parametrize("form", [pytest.param("file://{}", marks=pytest.mark.long), "{}"])
 def test_directories_with_a_space(pipeline: MakePipeline, form: str) -> None:
-    """Location, state and blobs below such a path: Spark and statemgr mean the same directory, and it goes on."""
+    """Location, state and blobs in a path with a space: Spark and statemgr use the same directories."""
     job = pipeline(tasks=2)
     job.directory = job.directory / "my data"
     job.directory.mkdir()
@@ -82,7 +82,7 @@ def test_directories_with_a_space(pipeline: MakePipeline, form: str) -> None:
 
 
 def test_a_plain_dataframe_at_a_new_location_is_refused(pipeline: MakePipeline) -> None:
-    """It would start anywhere; the hint is the callable form. At the location it began with it goes on."""
+    """A plain DataFrame continues at its own location. At a new one it is rejected, with the callable form as hint."""
     job = pipeline()
     job.produce(50)
     plain = job.query().input(job.rows("earliest"))
@@ -96,7 +96,7 @@ def test_a_plain_dataframe_at_a_new_location_is_refused(pipeline: MakePipeline) 
 
 
 def test_idle_input_publishes_nothing(pipeline: MakePipeline) -> None:
-    """A start without new rows is no batch: no output, no new checkpoint."""
+    """A start without new rows runs no batch, gives no output and makes no checkpoint."""
     job = pipeline()
     job.produce(50)
     job.run()
@@ -108,7 +108,7 @@ def test_idle_input_publishes_nothing(pipeline: MakePipeline) -> None:
 
 
 def test_a_batch_without_rows_is_a_batch_of_every_task(pipeline: MakePipeline) -> None:
-    """Rows that are all filtered out still move the offsets: every task commits, with and without adaptive plans."""
+    """A filter that drops all rows still moves the offsets: every task commits, with and without adaptive plans."""
     job = pipeline(tasks=4)
     job.produce(60)
     for adaptive in ("true", "false"):
@@ -124,7 +124,7 @@ def test_a_batch_without_rows_is_a_batch_of_every_task(pipeline: MakePipeline) -
 
 
 def test_secrets_reach_the_workers_and_nothing_else(pipeline: MakePipeline, s3: object) -> None:
-    """With blobs on S3 the keys are in files: neither Spark's settings nor what it ships nor its plans have them."""
+    """S3 keys that are in files appear neither in Spark's settings nor in its plans."""
     from tests.servers import S3Server
 
     assert isinstance(s3, S3Server)

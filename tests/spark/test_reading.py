@@ -1,4 +1,4 @@
-"""The data sources that read published state: columns by serde, backends, filters, changes, processors, and options."""
+"""The data sources for published state: columns by serde, backends, filters, changes, processors and options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVENT = {
     ],
 }
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
-#: Store → its serdes, and a value.
+#: Store → its serdes, and functions that make a key and a value.
 STORES: dict[str, tuple[str, str, Any, Any]] = {
     "bytes": ("bytes", "bytes", lambda i: b"%04d" % i, lambda i: b"\xff%d" % i),
     "json": ("string", "json", lambda i: f"ä-{i:04}", lambda i: {"n": i}),
@@ -49,7 +49,7 @@ STORES: dict[str, tuple[str, str, Any, Any]] = {
 
 @pytest.fixture
 def read(spark: SparkSession) -> Read:
-    """Read a source with options: ``read("state", config, store="totals")``."""
+    """Return a function that reads a source with options: ``read("state", config, store="totals")``."""
     register(spark)
 
     def load(source: str, config: JobConfig, **options: object) -> DataFrame:
@@ -61,7 +61,7 @@ def read(spark: SparkSession) -> Read:
 
 
 def a_job(kafka: KafkaServer, directory: Path, stores: Mapping[str, tuple[str, str, Any, Any]]) -> JobConfig:
-    """A job of two tasks with some of the stores."""
+    """Return a job of two tasks with some of the stores."""
     serdes: dict[str, object] = {}
     for name, (key, value, _, _) in stores.items():
         serdes |= {f"stores.{name}.key.serde": key, f"stores.{name}.value.serde": value}
@@ -72,13 +72,13 @@ def a_job(kafka: KafkaServer, directory: Path, stores: Mapping[str, tuple[str, s
 
 
 def opened(config: JobConfig, closing: ExitStack) -> list[Task]:
-    """Both tasks, open."""
+    """Open both tasks."""
     manager = closing.enter_context(StateManager(config))
     return [manager.open_task(task) for task in TASKS]
 
 
 def fill(tasks: list[Task], config: JobConfig, numbers: range) -> None:
-    """Even numbers in the first task, odd ones in the second, in every store; one commit for each task."""
+    """Put even numbers in the first task and odd ones in the second, in every store. Commit each task once."""
     for index, task in enumerate(tasks):
         for name in config.stores:
             _, _, key, value = STORES[name]
@@ -87,13 +87,13 @@ def fill(tasks: list[Task], config: JobConfig, numbers: range) -> None:
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """The rows, sorted by task and key."""
+    """Return the rows, sorted by task and key."""
     return sorted((tuple(row) for row in frame.collect()), key=lambda row: (row[0], row[1]))
 
 
 @pytest.mark.long
 def test_the_columns_of_every_serde_from_every_backend(kafka: KafkaServer, tmp_path: Path, read: Read) -> None:
-    """Decoded as the application wrote them, while the tasks are open, which then go on."""
+    """The source decodes values as the application wrote them, while the tasks are open. The tasks then continue."""
     config = a_job(kafka, tmp_path, STORES)
     with ExitStack() as closing:
         tasks = opened(config, closing)
@@ -110,14 +110,14 @@ def test_the_columns_of_every_serde_from_every_backend(kafka: KafkaServer, tmp_p
             expected = sorted((TASKS[i % 2], key(i), shown[store](i)) for i in range(40))
             found = read("state", config, store=store, backend=backend[store])
             assert rows(found) == expected
-        fill(tasks, config, range(40, 41))  # nobody was fenced
+        fill(tasks, config, range(40, 41))  # the reader has fenced nobody
         found = read("state", config, store="json", task="1")
         assert (found.count(), found.rdd.getNumPartitions()) == (20, 1)
 
 
 @pytest.mark.long
 def test_checkpoints_and_the_changes_between_them(kafka: KafkaServer, tmp_path: Path, read: Read) -> None:
-    """Every retained checkpoint, what it had, and each key that differs, with both values."""
+    """The sources show every retained checkpoint, its state, and each key that differs, with both values."""
     config = a_job(kafka, tmp_path, {"json": STORES["json"]})
     with ExitStack() as closing:
         tasks = opened(config, closing)
@@ -172,7 +172,7 @@ def test_a_filter_reads_only_its_range(
     taken: Sequence[int],
     shown: Sequence[int],
 ) -> None:
-    """The reader takes no key from outside the range, ends included, and Spark shows the rows that pass."""
+    """The reader reads no key outside the range, ends included, and Spark shows the rows that match."""
     _, _, key, _ = STORES[store]
     config = a_job(kafka, tmp_path, {store: STORES[store]})
     with ExitStack() as closing:
@@ -188,7 +188,7 @@ def test_a_filter_reads_only_its_range(
 
 
 def test_a_filter_on_the_task_reads_no_other(kafka: KafkaServer, tmp_path: Path) -> None:
-    """One Spark partition is left."""
+    """A filter on the task leaves one Spark partition."""
     config = a_job(kafka, tmp_path, {"json": STORES["json"]})
     with ExitStack() as closing:
         fill(opened(config, closing), config, range(4))
@@ -200,7 +200,7 @@ def test_a_filter_on_the_task_reads_no_other(kafka: KafkaServer, tmp_path: Path)
 
 
 class Everything(StatefulProcessor):
-    """Keeps one of each: a value with a TTL, a list, a map, and a timer."""
+    """Keeps a value with a TTL, a list, a map and a timer."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -219,7 +219,7 @@ class Everything(StatefulProcessor):
 
 @pytest.mark.long
 def test_the_variables_of_a_processor(pipeline: Callable[..., Pipeline], read: Read) -> None:
-    """Each variable with the types that the processor declared, and the timers. A filter on the key finds it."""
+    """Each variable has the types that the processor declared. The source also shows the timers, and filters by key."""
     job = pipeline(tasks=2)
     job.produce(20, keys=4)
 
@@ -263,14 +263,14 @@ def test_the_variables_of_a_processor(pipeline: Callable[..., Pipeline], read: R
     ],
 )
 def test_a_wrong_option_is_named(kafka: KafkaServer, tmp_path: Path, options: dict[str, str], message: str) -> None:
-    """With the nearest name, and what to choose; before anything is read."""
+    """A wrong option is rejected before anything is read, with the nearest name or the choices."""
     config = a_job(kafka, tmp_path, {"json": STORES["json"]})
     with pytest.raises(InvalidError, match=message):
         StateSource({"config": json.dumps(config.to_mapping()), **options})
 
 
 def test_a_wrong_option_reaches_the_user(kafka: KafkaServer, tmp_path: Path, read: Read) -> None:
-    """Spark's exception has the text of ours."""
+    """Spark's exception contains the message of the source's error."""
     config = a_job(kafka, tmp_path, {"json": STORES["json"]})
     with pytest.raises(Exception, match="needs the checkpoint to compare with"):
         read("changes", config)
@@ -281,7 +281,7 @@ def test_a_wrong_option_reaches_the_user(kafka: KafkaServer, tmp_path: Path, rea
 def test_the_documented_example(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/spark.md, "Looking at state": its program runs as it is, up to the processor."""
+    """docs/spark.md, "Looking at state": the program runs unchanged up to the processor."""
     program = blocks("docs/spark.md", "## Looking at state")[0].partition("visits = ")[0]
     mapping = job_mapping(kafka, tmp_path, stores=["totals"], task__checkpoint__retained=5)
     config = JobConfig.from_mapping({**mapping, "stores.totals.key.serde": "string"})

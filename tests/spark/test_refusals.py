@@ -1,4 +1,4 @@
-"""What a stateful query refuses, each with a typed error, before anything is changed."""
+"""A stateful query rejects invalid starts and batches with typed errors before it changes anything."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MakePipeline = Callable[..., Pipeline]
 
 
 def fail_to_write(rows: object, sequence: int) -> None:
-    """An output that is down."""
+    """Fail as an output that is down."""
     raise ValueError("the sink is down")
 
 
 def test_other_ends_of_a_published_batch(pipeline: MakePipeline) -> None:
-    """Spark's record of a published batch was changed: neither a replay nor a continuation, so nothing is done."""
+    """A batch with other end offsets is neither a replay nor a continuation, so the query changes nothing."""
     job = pipeline(partitions=1)
     job.produce(60)
     with pytest.raises(StreamingQueryException, match="the sink is down"):
@@ -47,7 +47,7 @@ def test_other_ends_of_a_published_batch(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_an_older_checkpoint_location(pipeline: MakePipeline) -> None:
-    """A location restored from an old copy would count rows twice; the error says which partition is where."""
+    """An old copy of a location would count rows twice. The error names both positions of the partition."""
     job = pipeline(partitions=1)
     job.produce(40)
     job.run()
@@ -64,8 +64,10 @@ def test_an_older_checkpoint_location(pipeline: MakePipeline) -> None:
 
 @pytest.mark.parametrize("location", ["kept", "lost"])
 def test_an_input_topic_that_was_created_again(pipeline: MakePipeline, location: str) -> None:
-    """FAULT 51: the new topic has more rows than the old one had, so its middle would be read. Refused; with
-    the permission, and a new location, it is read from its beginning."""
+    """FAULT 51: a recreated topic that is longer than the old one is rejected.
+
+    With the permission and a new location, the query reads the topic from its beginning.
+    """
     job = pipeline(tasks=2, partitions=1)
     job.produce(40)
     job.run()
@@ -88,7 +90,7 @@ def test_an_input_topic_that_was_created_again(pipeline: MakePipeline, location:
 
 @pytest.mark.long
 def test_an_input_topic_that_is_created_again_while_the_query_runs(pipeline: MakePipeline) -> None:
-    """FAULT 51: the next batch ends the query, and publishes nothing."""
+    """FAULT 51: if the topic is recreated while the query runs, the next batch ends the query and publishes nothing."""
     job = pipeline(tasks=2, partitions=1)
     job.produce(40)
     running = job.query().trigger(processingTime="100 milliseconds").start()
@@ -114,7 +116,7 @@ def recreate(job: Pipeline) -> None:
 
 
 def test_a_location_with_a_history_that_the_topic_lacks(pipeline: MakePipeline) -> None:
-    """The same location under another job's name: rows before it would be missing from the state."""
+    """A location of another job is rejected, since the state would lack the rows before it."""
     job = pipeline()
     job.produce(40)
     job.run()
@@ -126,7 +128,7 @@ def test_a_location_with_a_history_that_the_topic_lacks(pipeline: MakePipeline) 
 
 
 def test_a_kafka_partition_that_no_task_owns(pipeline: MakePipeline) -> None:
-    """Three partitions and two tasks: Spark would wrap the third round to task 0."""
+    """Three partitions and two tasks are rejected. Spark would give the third partition to task 0."""
     job = pipeline(tasks=2, partitions=3)
     job.produce(60)
 
@@ -136,7 +138,7 @@ def test_a_kafka_partition_that_no_task_owns(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_rows_that_are_not_of_their_partition(pipeline: MakePipeline) -> None:
-    """A column that is not Kafka's partition: beyond the tasks, or null, the worker refuses the row."""
+    """If the partition column is too large or null, the worker rejects the row."""
     job = pipeline(tasks=3, partitions=3)
     job.produce(60)
     for expression, message in (("offset + 7", "tasks"), ("cast(null as int)", "no partition")):
@@ -147,7 +149,7 @@ def test_rows_that_are_not_of_their_partition(pipeline: MakePipeline) -> None:
 
 
 def test_another_number_of_tasks_or_partitioner(pipeline: MakePipeline) -> None:
-    """Keys would be looked for in the wrong task."""
+    """Another number of tasks or partitioner is rejected, since keys would be in the wrong task."""
     job = pipeline(tasks=3, backup=["blob-store"])
     job.produce(40)
     job.run()
@@ -160,7 +162,7 @@ def test_another_number_of_tasks_or_partitioner(pipeline: MakePipeline) -> None:
 
 
 def test_a_key_of_another_type(pipeline: MakePipeline) -> None:
-    """The hash of an int is not that of an equal bigint, so rows would go to tasks that do not have their state."""
+    """An int and an equal bigint have different hashes, so a changed key type would send rows to the wrong tasks."""
     job = pipeline(tasks=2, backup=["blob-store"])
     job.produce(40)
 
@@ -180,29 +182,29 @@ def test_a_key_of_another_type(pipeline: MakePipeline) -> None:
 
 
 def wrong_schema(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
-    """Yields a column that was not declared."""
+    """Yield a column that was not declared."""
     yield pa.RecordBatch.from_pydict({"surprise": [1]})
 
 
 def null_key(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
-    """Yields a null where none may be."""
+    """Yield a null in a column that does not allow one."""
     schema = pa.schema([("key", pa.string()), ("count", pa.int64()), ("attempt", pa.string())])
     yield pa.RecordBatch.from_pylist([{"key": None, "count": 1, "attempt": ""}], schema=schema)
 
 
 def no_iterator(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> None:
-    """Forgot to yield."""
+    """Return no iterator."""
 
 
 def broken(batches: Iterator[pa.RecordBatch], stores: object, context: object) -> Iterator[pa.RecordBatch]:
-    """Has a bug of its own."""
+    """Raise an exception of the application."""
     raise KeyError("a bug of the user's")
     yield
 
 
 @pytest.mark.long
 def test_what_a_process_function_does_wrong(pipeline: MakePipeline) -> None:
-    """Rows of another schema and no iterator are typed; an exception of the user's own is Spark's to report."""
+    """Rows of another schema and a missing iterator raise typed errors. Spark reports the application's exception."""
     job = pipeline(tasks=2)
     job.produce(20)
     cases: list[tuple[Any, type[Exception], str]] = [
@@ -224,7 +226,7 @@ def test_what_a_process_function_does_wrong(pipeline: MakePipeline) -> None:
 
 
 def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
-    """Another owner acquires the job while the query runs: its next batch is fenced and publishes nothing."""
+    """When another owner acquires the job, the running query's next batch is fenced and publishes nothing."""
     job = pipeline(tasks=2)
     job.produce(20)
     running = job.query().trigger(processingTime="100 milliseconds").start()
@@ -242,7 +244,7 @@ def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
 
 
 def test_an_incomplete_query(pipeline: MakePipeline) -> None:
-    """Each part that is missing is named before the job is touched."""
+    """Each missing part of a query is named before the query changes the job."""
     job = pipeline()
     with pytest.raises(InvalidError, match="call input"):
         StatefulQuery(job.config).option("checkpointLocation", "file:///x").start()

@@ -1,4 +1,4 @@
-"""Damaged backups of a query are made again between its batches, and its output is what it was."""
+"""A query repairs damaged backups between its batches, and its output stays the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakePipeline = Callable[..., Pipeline]
 
 
 def is_whole(job: Pipeline) -> bool:
-    """Whether the state can be had from the blobs alone; nobody is fenced by an attempt that fails."""
+    """Return whether the blobs alone restore the state. A failed try fences nobody."""
     try:
         published(job.config, "blob-store")
     except (MissingError, CorruptError):
@@ -25,13 +25,13 @@ def is_whole(job: Pipeline) -> bool:
 
 
 def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
-    """Sequence → the rows that the output was given, where there were any."""
+    """Return sequence → rows of the output, without empty sequences."""
     return {sequence: rows for sequence, rows in job.outputs.calls if rows}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, kind: str) -> None:
-    """FAULT 45, invariant 12: no micro-batch comes; the driver repairs, and gives no row a second sequence number."""
+    """FAULT 45, invariant 12: without input, the driver repairs, and no row gets a second sequence number."""
     job = pipeline(backup=DUAL, restore=("kafka-changelog",), kind=kind)
     job.produce(60)
     job.run()
@@ -50,7 +50,7 @@ def test_a_query_without_input_repairs_what_is_damaged(pipeline: MakePipeline, k
     finally:
         running.stop()
     assert with_rows(job) == given
-    # a new location gives the published rows again, under the sequence number that they had
+    # A new location delivers the published rows again under their old sequence number.
     moved = job.query().option("checkpointLocation", (job.directory / "moved").as_uri())
     job.run(moved)
     assert with_rows(job) == given

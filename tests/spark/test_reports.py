@@ -1,4 +1,4 @@
-"""The reports of batches: every number against a known input, wherever a user looks for it."""
+"""Every number in a batch report is right for a known input, wherever a user reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WATERMARKS = [None, 1_704_067_210_000, 1_704_067_230_000]  # 2024-01-01, 10 and 
 
 
 class CountingOnce(StatefulProcessor):
-    """Counts the rows of a key: one look-up and one change for each key. The first row with n = 99 fails once."""
+    """Counts a key's rows with one look-up and one change per key. The first row with n = 99 fails once."""
 
     def __init__(self, failed: Path) -> None:
         self.failed = failed
@@ -43,7 +43,7 @@ class CountingOnce(StatefulProcessor):
 
 
 class Kept(StatefulQueryListener):
-    """Keeps what it was given, and fails at the first."""
+    """Keeps the reports that it gets, and fails at the first one."""
 
     def __init__(self) -> None:
         self.reports: list[BatchReport] = []
@@ -55,8 +55,10 @@ class Kept(StatefulQueryListener):
 
 
 def tables(state: Path, which: Callable[[Iterable[Path]], Path]) -> int:
-    """Bytes of the table files in one local copy of each task: with ``min`` those that the last attempts began with,
-    with ``max`` those that they left."""
+    """Return the bytes of the table files in one local copy of each task.
+
+    ``min`` selects the copies with which the last attempts began, ``max`` the ones that they left.
+    """
     copies = [which(copy for copy in of.iterdir() if copy.is_dir()) for of in state.rglob("committed")]
     return sum(table.stat().st_size for copy in copies for table in copy.glob("*.sst"))
 
@@ -64,8 +66,11 @@ def tables(state: Path, which: Callable[[Iterable[Path]], Path]) -> int:
 def test_every_number_of_a_batch(
     pipeline: Callable[..., Pipeline], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plain batch; one with a task that was tried twice; and one with late rows, restored elsewhere from the second
-    factory, which also fills the first. In the list, at a listener, in the metrics and in the log."""
+    """Every number is right in the list, at a listener, in the metrics and in the log.
+
+    The batches: a plain one; one whose task ran twice; and one with late rows, restored on another machine from the
+    second factory, which also fills the first.
+    """
     job = pipeline(tasks=2, partitions=1, backup=["kafka-changelog"])
     comparison = Comparison(job, watermark="0 seconds")
     times = [(10, "a"), (10, "a"), (10, "b"), (10, "c"), (30, "b"), (11, "b"), (12, "b"), (13, "d")]
@@ -159,7 +164,7 @@ def test_every_number_of_a_batch(
 
 
 def same_names_as_a_consumer_loop(running: RunningQuery) -> None:
-    """The driver also has the tasks, their age, and what executors asked the blob store for."""
+    """Check that the driver also has metrics for tasks, their age, and the blob requests of executors."""
     registry = running._manager.metrics.registry
     found = {sample.name: sample.labels for metric in registry.collect() for sample in metric.samples}
     wanted = {
@@ -173,7 +178,7 @@ def same_names_as_a_consumer_loop(running: RunningQuery) -> None:
 
 
 def metrics_of(running: RunningQuery) -> dict[str, Any]:
-    """Name and kind → value, as the sum over the tasks. ``seconds``: the phases that have more than 0."""
+    """Return name and kind → value, summed over the tasks. ``seconds`` holds the phases that took more than 0 s."""
     found: dict[str, Any] = {"seconds": set()}
     names = ("batch", "state_", "watermark", "restores", "commit_")
     for metric in running._manager.metrics.registry.collect():

@@ -1,4 +1,4 @@
-"""A Spark job that gets more tasks, and fewer: it goes on with every key in its task."""
+"""A Spark job that gets more tasks, then fewer, continues with every key in its task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakePipeline = Callable[..., Pipeline]
 def add_up(
     batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
 ) -> Iterator[pa.RecordBatch]:
-    """Count rows per key, in a store that has the keys of the input and no others."""
+    """Count rows per key in a store that only has the keys of the input."""
     counts = Counter(key for batch in batches for key in batch.column("key").to_pylist())
     totals = stores["totals"]
     for key, change in counts.items():
@@ -33,7 +33,7 @@ def add_up(
 
 
 def produce(job: Pipeline, rows: int) -> None:
-    """Put rows with keys on the topic."""
+    """Write rows with keys to the topic."""
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
     for i in range(rows):
         key = f"key-{i % 97}"
@@ -46,7 +46,7 @@ def produce(job: Pipeline, rows: int) -> None:
 def test_a_spark_job_gets_more_tasks_and_fewer(
     pipeline: MakePipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's hash of the key: 2 → 5 → 3 tasks, with the same checkpoint location; no row is lost or doubled."""
+    """With Spark's hash, 2 → 5 → 3 tasks and the same checkpoint location, no row is lost or counted twice."""
     monkeypatch.chdir(tmp_path)
     job = pipeline(tasks=2, partitions=3)
     for tasks in (5, 3, None):

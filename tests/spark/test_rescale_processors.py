@@ -1,4 +1,4 @@
-"""A job with a stateful processor that gets more tasks, or fewer: each key goes on with all of its state."""
+"""A job with a stateful processor gets more or fewer tasks, and each key continues with all of its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.spark.conftest import Pipeline, make_pipeline
 from tests.spark.processors import SEEN, Comparison
 from tests.spark.test_idle_batches import Forgetting
 
-#: Types that a grouping column may have, and values of them.
+#: Types that a grouping column may have, with values.
 _COLUMNS: dict[str, list[Any]] = {
     "boolean": [True, False],
     "tinyint": [-128, -1, 0, 127],
@@ -61,7 +61,7 @@ _COLUMNS: dict[str, list[Any]] = {
 
 
 def test_the_hash_of_grouping_columns_is_sparks(spark: SparkSession) -> None:
-    """Columns of each type alone, and several together, with nulls: what Spark's ``hash`` gives."""
+    """For columns of each type, several columns and nulls, the hash is that of Spark's ``hash``."""
     source, columns = random.Random(7), list(_COLUMNS.values())
     schema = StructType.fromDDL(", ".join(f"c{i} {kind}" for i, kind in enumerate(_COLUMNS)))
     most = 1 + max(map(len, columns))
@@ -84,7 +84,7 @@ INPUT = "id string, part int, n bigint, t timestamp"
 
 
 class Everything(StatefulProcessor):
-    """A value, a list, a map, and a timer of event time for each row, which shows the state that it finds."""
+    """Keeps a value, a list, a map, and an event-time timer for each row. Its output shows the state that it finds."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -114,7 +114,7 @@ class Everything(StatefulProcessor):
 
 
 def produce(comparison: Comparison, first: int) -> None:
-    """24 rows, one a second, with many keys of which some have null and some come again later."""
+    """Produce 24 rows, one per second, with many keys. Some keys contain nulls, and some return later."""
     comparison.produce(
         [
             {
@@ -129,7 +129,7 @@ def produce(comparison: Comparison, first: int) -> None:
 
 
 def all_state(job: Pipeline) -> dict[bytes, bytes]:
-    """What all tasks have together, the same in every backend."""
+    """Return the state of all tasks together. It must be the same in every backend."""
     found = []
     for factory in job.config.stores["totals"].backup_factories:
         contents = job.contents(factory, "spark-hash(string,int)")
@@ -141,7 +141,7 @@ def all_state(job: Pipeline) -> dict[bytes, bytes]:
 
 
 def by_command(job: Pipeline, tasks: int, *more: str) -> None:
-    """Rescale the job on this machine, and take its new configuration."""
+    """Rescale the job with the command, and load its new configuration."""
     write_toml(job.config, job.directory / "job.toml")
     command = ["rescale", "--config", str(job.directory / "job.toml"), "--write", *more]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
@@ -151,7 +151,7 @@ def by_command(job: Pipeline, tasks: int, *more: str) -> None:
 
 
 def by_executors(job: Pipeline, tasks: int, *_: str) -> None:
-    """Rescale the job with the lines of docs/scaling.md."""
+    """Rescale the job with the program in docs/scaling.md."""
     (program,) = blocks("docs/scaling.md", "### With Spark's executors")
     names: dict[str, Any] = {"spark": job.spark, "config": job.config}
     exec(program.replace("64", str(tasks)), names)
@@ -166,8 +166,10 @@ def by_executors(job: Pipeline, tasks: int, *_: str) -> None:
 def test_each_key_goes_on_as_if_nothing_had_happened(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path, before: int, after: int, way: Callable[..., None]
 ) -> None:
-    """Values, lists, maps and timers, next to a job that keeps its tasks: the same rows, and the same state in both
-    backends. The undo brings back the old layout."""
+    """A rescaled job has the same rows and state, in both backends, as one that keeps its tasks.
+
+    This covers values, lists, maps and timers. The undo restores the old layout.
+    """
     jobs = []
     for name in ("kept", "rescaled"):
         (tmp_path / name).mkdir()
@@ -197,7 +199,7 @@ def test_each_key_goes_on_as_if_nothing_had_happened(
 
 @pytest.mark.long
 def test_each_timer_and_each_ttl_expires_once(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> None:
-    """They expire after a rescale from three tasks to two, and nothing of them stays."""
+    """Each timer and TTL expires once after a rescale from three tasks to two, and leaves no state behind."""
     job = make_pipeline(spark, kafka, tmp_path, tasks=3, partitions=1)
     comparison, seen = Comparison(job, 100), Counter[tuple[str, str]]()
 

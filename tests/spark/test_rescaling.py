@@ -29,7 +29,7 @@ BLOBS = ("blob-store",)
 
 
 def die_once(died: str, phase: Phase, order: str) -> str:
-    """An executor's worker that kills itself, the first time that any of them takes a step."""
+    """Carry out an order in an executor's worker. The first worker to reach the phase kills itself."""
 
     def observe(announced: Phase, _: str) -> None:
         if announced is phase:
@@ -48,7 +48,7 @@ def die_once(died: str, phase: Phase, order: str) -> str:
 def test_more_tasks_while_an_executor_dies(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
-    """4 → 6 in dual commits: one dies while it uploads, or when its changelog is written; every key is in its task."""
+    """4 → 6 in dual commits: although a worker dies while it uploads or after, every key is in its task."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=4, kind=SEGMENTS))
     state, died = some_state(), tmp_path / "died"
     fill(config, state)
@@ -61,7 +61,7 @@ def test_more_tasks_while_an_executor_dies(
 
 @pytest.mark.long
 def test_fewer_tasks(spark: SparkSession, kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
-    """6 → 3 on S3; then the job has that many tasks already; errors keep their type."""
+    """6 → 3 on S3. A second rescale changes nothing, and errors keep their type."""
     blobs = job_mapping(kafka, tmp_path, tasks=6, s3=s3, kind=SEGMENTS, backup=BLOBS)
     config, state = JobConfig.from_mapping(blobs), some_state()
     fill(config, state)
@@ -77,8 +77,10 @@ def test_fewer_tasks(spark: SparkSession, kafka: KafkaServer, s3: S3Server, tmp_
 
 @pytest.mark.long
 def test_a_driver_and_an_executor_die(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Executors in processes of their own: one is killed while it uploads; the driver, when it has the first answer.
-    The job commits, and the next driver orders only what is missing."""
+    """An executor is killed during an upload, and the driver after its first answer.
+
+    The job commits, and the next driver orders only the missing parts.
+    """
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=4, kind=SEGMENTS, backup=BLOBS))
     state = some_state()
     fill(config, state)
@@ -92,8 +94,10 @@ def test_a_driver_and_an_executor_die(kafka: KafkaServer, tmp_path: Path) -> Non
 
 
 def on_cluster(config: JobConfig, directory: Path, phase: Phase | None = None) -> dict[str, Any]:
-    """Rescale to six tasks with a driver of its own and two executors. Returns: what it prints; nothing if it kills
-    itself at ``phase``."""
+    """Rescale to six tasks with a separate driver and two executors.
+
+    Return what the driver prints, or nothing if it kills itself at ``phase``.
+    """
     (directory / "config.json").write_text(json.dumps(config.to_mapping()))
     order = {"config": str(directory / "config.json"), "tasks": 6, "scratch": str(directory)}
     with (directory / "out").open("wb") as out, (directory / "log").open("wb") as log:
@@ -109,6 +113,6 @@ def on_cluster(config: JobConfig, directory: Path, phase: Phase | None = None) -
         ended = driver.wait(200)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(driver.pid, signal.SIGKILL)  # the JVMs that it has left behind
+            os.killpg(driver.pid, signal.SIGKILL)  # the JVMs that the driver has left behind
     assert ended == (-signal.SIGKILL if phase else 0), (directory / "log").read_text()[-3000:]
     return {} if phase else json.loads((directory / "out").read_text().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""A query that goes on after ``statemgr checkpoints rollback``."""
+"""A query continues after ``statemgr checkpoints rollback``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark.conftest import Pipeline
 
 @pytest.mark.long
 def test_a_query_goes_on_from_the_micro_batch_that_it_went_back_to(pipeline: Callable[..., Pipeline]) -> None:
-    """The old location is refused. A new one repeats the output of that micro-batch, and then the rows after it."""
+    """The old location is rejected. A new one repeats the target batch's output, then delivers the rows after it."""
     job = pipeline(backup=DUAL, kind=SEGMENTS, task__checkpoint__retained=5)
     for _ in range(3):
         job.produce(100)

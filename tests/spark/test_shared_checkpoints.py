@@ -1,4 +1,4 @@
-"""What a batch ships to its workers."""
+"""The data that a batch ships to its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.mark.long
 def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a job of many tasks: workers fetch their own checkpoints, and the blob of a batch is gone after it."""
+    """Workers fetch their own checkpoints from a blob, as in a job of many tasks. The driver then deletes the blob."""
     monkeypatch.setattr("statemgr.engine.shared_checkpoints.INLINE_LIMIT", 0)
     shipped: list[int] = []
     worker = driver.worker
@@ -33,7 +33,7 @@ def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.Monke
         job.run()
 
     assert job.state("blob-store") == job.state("kafka-changelog") == job.outputs.counts() == job.produced
-    with_checkpoints = shipped[1:]  # the job's first batch has none
+    with_checkpoints = shipped[1:]  # the job's first batch has no checkpoints
     assert max(with_checkpoints) - min(with_checkpoints) < 100
-    # a background thread deletes it
+    # a background thread deletes the blob
     wait_until(lambda: not [path for path in (job.directory / "blobs").rglob("*") if path.name == "checkpoints"])

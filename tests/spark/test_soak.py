@@ -1,6 +1,6 @@
-"""Random kills of a query on a cluster: drivers, executors, workers; a lost location, a lost disk, a suspended driver.
+"""Random faults of a query on a cluster: kills of drivers, executors and workers, losses, a suspended driver.
 
-``make soak-spark MINUTES=30 INPUT=rows.csv.gz KEY=column`` runs it for longer, and with real rows.
+``make soak-spark MINUTES=30 INPUT=rows.csv.gz KEY=column`` runs it longer, and with real rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tests.spark.cluster import spark_environment
 from tests.spark.conftest import Pipeline, make_pipeline
 
 MINUTES = float(os.environ.get("STATEMGR_TEST_SOAK_MINUTES") or 0)
-#: Errors that may end a driver here: a new one has fenced it, or too many of its executors were killed.
+#: Errors that may end a driver here: a new driver has fenced it, or too many of its executors were killed.
 _EXPECTED = {"FencedError", ""}
 _ROWS_PER_SECOND = 400
 
 
 class Soak:
-    """A job, the driver that runs it now, and what happened to it."""
+    """A job, its current driver, and the faults so far."""
 
     def __init__(self, job: Pipeline, seed: int) -> None:
         self.job = job
@@ -51,7 +51,7 @@ class Soak:
         self.driver = self.start()
 
     def start(self, **trigger: object) -> subprocess.Popen[bytes]:
-        """A driver; its Spark has other settings each time."""
+        """Start a driver. Its Spark settings differ each time."""
         self.drivers += 1
         factories = self.random.sample(DUAL, 2)
         scratch = self.job.directory / f"driver-{self.drivers}"
@@ -63,7 +63,7 @@ class Soak:
             "output": self.output,
             "location": self.job.location.as_uri(),
             "scratch": str(scratch),
-            # the last driver has to catch up, whatever those before it have left
+            # the last driver has to process everything that the drivers before it have left
             "per_batch": 100_000 if trigger else self.random.choice([100, 1000, 5000]),
             "trigger": trigger or {"processingTime": "0 seconds"},
             "settings": {
@@ -84,7 +84,7 @@ class Soak:
             )
 
     def ended(self) -> None:
-        """Note why the driver ended by itself. Fails if it was an error that nothing here causes."""
+        """Record why the driver ended by itself. Fail if none of the faults explains its error."""
         directory = self.job.directory / f"driver-{self.drivers}"
         lines = (directory / "out").read_text().split()
         error = lines[-1] if lines else ""
@@ -97,7 +97,7 @@ class Soak:
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def once(self) -> None:
-        """One fault."""
+        """Cause one fault."""
         if self.driver.poll() is not None:
             self.ended()
             self.driver = self.start()
@@ -108,7 +108,7 @@ class Soak:
         fault()
 
     def kill_driver(self) -> None:
-        """And everything that belongs to it."""
+        """Kill the driver and everything that belongs to it."""
         _kill(_tree(self.driver))
         self.driver.wait()
         self.driver = self.start()
@@ -132,7 +132,7 @@ class Soak:
         self.driver = self.start()
 
     def overtake(self) -> None:
-        """A second driver while the first one runs; then the first one ends."""
+        """Start a second driver while the first one runs. The first one then ends."""
         first = self.driver
         self.driver = self.start()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,7 +141,7 @@ class Soak:
         first.wait()
 
     def pause(self) -> None:
-        """The driver stands still for a while."""
+        """Suspend the driver for a while."""
         tree = _tree(self.driver)
         for process in tree:
             _signal(process, signal.SIGSTOP)
@@ -180,7 +180,7 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def keys() -> Iterator[str]:
-    """The keys of the input: of a column of a file, again and again, or made up."""
+    """Return the keys of the input: a column of a file, repeated without end, or generated keys."""
     if not (path := os.environ.get("STATEMGR_TEST_SOAK_INPUT")):
         return (f"key-{random.Random(number).randrange(500)}" for number in itertools.count())
     column = os.environ["STATEMGR_TEST_SOAK_KEY"]
@@ -193,7 +193,7 @@ def keys() -> Iterator[str]:
 @pytest.mark.skipif(not MINUTES, reason="`make soak-spark` runs it")
 @pytest.mark.timeout(int(MINUTES * 60) + 900)
 def test_random_kills_lose_and_double_nothing(kafka: KafkaServer, tmp_path: Path) -> None:
-    """State in both backends and the output on Kafka equal the input, whatever was killed when."""
+    """State in both backends and the output on Kafka equal the input, whatever the faults were."""
     job = make_pipeline(None, kafka, tmp_path, tasks=4, kind="segments")
     seed = int(os.environ.get("STATEMGR_TEST_SOAK_SEED") or time.time())
     soak, stop = Soak(job, seed), threading.Event()

@@ -1,4 +1,4 @@
-"""``SparkJobTester``: a stateful query in the process of the test, on servers in memory."""
+"""``SparkJobTester`` runs a stateful query in the test's process on in-memory servers."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def totals(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iter
 
 
 def query() -> StatefulQuery:
-    """The query of an application."""
+    """Return an application's query."""
     made = StatefulQuery(CONFIG).key_by("key").process(totals, "key string, total bigint")
     return made.then(lambda rows: rows.where("total > 0"))
 
 
 def contents(tester: SparkJobTester) -> dict[str, int]:
-    """What is published."""
+    """Return the published state."""
     return {row["key"]: row["value"] for row in tester.state("totals")}
 
 
 def test_batches_give_rows_and_state(spark: SparkSession) -> None:
-    """The rows are those after the steps that follow the state."""
+    """A batch returns the rows after the steps that follow the state."""
     with SparkJobTester(query(), ROWS, spark=spark) as tester:
         assert sorted(tester.batch([("a", 1), ("b", 2), ("a", 3)])) == [("a", 1), ("a", 4), ("b", 2)]
         assert tester.batch([{"key": "b", "amount": -2}]) == []
@@ -72,7 +72,7 @@ def test_batches_give_rows_and_state(spark: SparkSession) -> None:
     ["kafka-changelog", pytest.param("blob-store", marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.long)],
 )
 def test_a_driver_that_dies_loses_nothing(spark: SparkSession, backend: str | None) -> None:
-    """Before the publish the batch runs again; after it only the output is delivered."""
+    """After a crash before the publish, the batch runs again. After a later crash, only its output is delivered."""
     sequences: list[int] = []
     declared = query().output(lambda rows, sequence: sequences.append(sequence))
     with SparkJobTester(declared, ROWS, spark=spark) as tester:
@@ -106,7 +106,7 @@ def test_an_error_of_the_application_ends_the_query(spark: SparkSession) -> None
 
 
 class Visits(StatefulProcessor):
-    """Counts the visits of a user, and tells when there was none for a minute."""
+    """Counts a user's visits, and reports them after a minute without visits."""
 
     def init(self, handle: Any) -> None:
         """Declare the state."""
@@ -114,7 +114,7 @@ class Visits(StatefulProcessor):
         self._count = handle.getValueState("count", "n bigint")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """Count, and set the timer again."""
+        """Count, and restart the timer."""
         (seen,) = self._count.get() or (0,)
         self._count.update((seen + sum(1 for _ in rows),))
         for timer in self._handle.listTimers():
@@ -123,17 +123,17 @@ class Visits(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """The session is over."""
+        """Report the session that has ended."""
         (seen,) = self._count.get()
         self._count.clear()
         yield Row(user=key[0], visits=seen)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def test_a_processor_with_timers(spark: SparkSession) -> None:
-    """Its clock moves with the tester's; its variables and timers can be read."""
+    """The processor's clock follows the tester's. The tester can read its variables and timers."""
     config = JobConfig.from_mapping(
         {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
         {"stores.totals.type": "rocksdb"},
@@ -156,7 +156,7 @@ def test_a_processor_with_timers(spark: SparkSession) -> None:
 
 
 class Latest(StatefulProcessor):
-    """The newest amount of each user, once the watermark has passed its time."""
+    """Yields each user's newest amount after the watermark has passed its time."""
 
     def init(self, handle: Any) -> None:
         """Declare the state."""
@@ -171,15 +171,15 @@ class Latest(StatefulProcessor):
         yield from ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
-        """The time has come."""
+        """Yield the amount when its timer expires."""
         yield Row(user=key[0], amount=self._amount.get()[0])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession) -> None:
-    """Rows that are later than it are dropped, and timers of event time expire."""
+    """Rows that are older than the watermark are dropped, and event-time timers expire."""
     config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
     config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
     groups = stateful(lambda _: None, "user", config=config)
@@ -190,12 +190,12 @@ def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession)
     ) as tester:
         assert tester.batch([("ann", 1, at[5])]) == []
         assert tester.batch([("ann", 2, at[10])]) == []
-        assert tester.batch([("ann", 3, at[2]), ("bob", 4, at[20])]) == [("ann", 2)]  # 3 is late, and 5 has passed
+        assert tester.batch([("ann", 3, at[2]), ("bob", 4, at[20])]) == [("ann", 2)]  # 3 is late, 5 has expired
         assert sorted(tester.batch()) == [("ann", 2)]
 
 
 def test_mistakes_are_named(spark: SparkSession) -> None:
-    """Before anything runs."""
+    """Mistakes raise an error before any batch runs."""
     with pytest.raises(InvalidError, match="no such column for the watermark"):
         SparkJobTester(query(), ROWS, watermark=("time", 10), spark=spark)
     tester = SparkJobTester(query(), ROWS, spark=spark)
@@ -212,7 +212,7 @@ def test_mistakes_are_named(spark: SparkSession) -> None:
 
 @pytest.mark.long
 def test_the_example_passes(tmp_path: Path) -> None:
-    """examples/spark has tests of its own, which need no server."""
+    """The tests in examples/spark pass without a server."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", str(tmp_path / "pytest.ini")]
     command = [sys.executable, "-m", "pytest", *options, str(ROOT / "examples" / "spark" / "test_sessions.py")]

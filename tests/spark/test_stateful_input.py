@@ -1,4 +1,4 @@
-"""An input that keeps state in Spark is refused by name; the watermark of a stateless one never goes back."""
+"""An input that keeps state in Spark is rejected by name. The watermark of a stateless input never goes back."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MakePipeline = Callable[..., Pipeline]
 
 
 def marked(rows: DataFrame) -> DataFrame:
-    """With a watermark."""
+    """Add a watermark."""
     return rows.withWatermark("timestamp", "1 second")
 
 
 def with_state(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """A function for ``applyInPandasWithState``."""
+    """Return the input, as a function for ``applyInPandasWithState``."""
     yield from frames
 
 
@@ -50,7 +50,7 @@ OPERATORS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_stateful_operator_in_the_input(pipeline: MakePipeline, operator: str) -> None:
-    """FAULT 55: the error names it, before the job is taken over."""
+    """FAULT 55: the error names the operator before the query takes over the job."""
     job = pipeline(tasks=2)
     with StateManager(job.config, PARTITIONER) as owner:
         epoch = owner.acquire()
@@ -58,12 +58,12 @@ def test_a_stateful_operator_in_the_input(pipeline: MakePipeline, operator: str)
         with pytest.raises(InvalidError, match=f"keeps state in Spark: .*{operator}") as caught:
             job.query().input(lambda offsets: OPERATORS[operator](job.rows(offsets))).start()
         assert "store" in str(caught.value.hint)
-        owner.confirm()  # nobody has fenced it
+        owner.confirm()  # the query has not fenced the owner
         assert epoch.checkpoints == {"Partition 0": None, "Partition 1": None}
 
 
 def test_stateless_operators_in_the_input(pipeline: MakePipeline) -> None:
-    """A join with a table, an aggregation of a table, a watermark, a filter: none of them keeps state."""
+    """Joins with a table, an aggregation of a table, a watermark and a filter keep no state and are accepted."""
     job = pipeline(tasks=2, backup=["blob-store"])
     job.produce(20)
     table = job.spark.range(3).selectExpr("id % 2 as parity").groupBy("parity").count()
@@ -80,7 +80,7 @@ def test_stateless_operators_in_the_input(pipeline: MakePipeline) -> None:
 def tell_watermark(
     batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
 ) -> Iterator[pa.RecordBatch]:
-    """One row from task 0: the sequence and the watermark."""
+    """Yield one row from task 0 with the sequence and the watermark."""
     for _ in batches:
         pass
     if context.task == "Partition 0":
@@ -88,7 +88,7 @@ def tell_watermark(
 
 
 def test_the_watermark_never_goes_back(pipeline: MakePipeline) -> None:
-    """FAULT 55: the location is lost; Spark begins without a watermark, the job with the published one."""
+    """FAULT 55: after the location is lost, Spark starts without a watermark, but the job keeps the published one."""
     job = pipeline(tasks=2, partitions=1, backup=["blob-store"])
     seen: dict[int, datetime | None] = {}
 
@@ -96,7 +96,7 @@ def test_the_watermark_never_goes_back(pipeline: MakePipeline) -> None:
         seen.update({row.sequence: row.watermark for row in rows.collect()})
 
     def rows(offsets: str) -> DataFrame:
-        # event times: an hour per row
+        # event times are an hour apart
         times = job.rows(offsets, 20).selectExpr("*", "timestamp_seconds(1700000000 + offset * 3600) as at")
         return times.withWatermark("at", "1 hour")
 

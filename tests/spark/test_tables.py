@@ -1,4 +1,4 @@
-"""A stream that is enriched with another job's state: docs/spark.md, on real servers."""
+"""A stream that looks up another job's state, as in docs/spark.md, on real servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.conftest import Pipeline
 
 
 def rates_job(kafka: KafkaServer, directory: Path, *, stores: tuple[str, ...] = ("rates",)) -> JobConfig:
-    """A job of two tasks that keeps currency → rate."""
+    """Return a job of two tasks that keeps currency → rate."""
     serdes = {"stores.rates.key.serde": "string", "stores.rates.value.serde": "integer"}
     mapping = job_mapping(kafka, directory, tasks=2, stores=list(stores), kind=SEGMENTS)
     return JobConfig.from_mapping({**mapping, **serdes})
@@ -32,8 +32,10 @@ def rates_job(kafka: KafkaServer, directory: Path, *, stores: tuple[str, ...] = 
 def test_the_documented_enrichment(
     pipeline: Callable[..., Pipeline], kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values change after the other job commits; a row without a key or with an unknown one has none. The other job
-    goes on committing, and is never fenced."""
+    """Values follow the other job's commits. A row without a key, or with an unknown one, has no value.
+
+    The other job keeps committing, and nobody fences it.
+    """
     job = pipeline(tasks=1, partitions=1)
     config = rates_job(kafka, tmp_path)
     write_toml(config, tmp_path / "rates.toml")
@@ -77,7 +79,7 @@ def test_the_documented_enrichment(
 
 
 def test_a_table_on_the_driver(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Values by the serdes of the store, or as an Arrow column. It names the stores if there are several."""
+    """A table returns decoded values or an Arrow column. If the job has several stores, the error lists them."""
     config = rates_job(kafka, tmp_path, stores=("rates", "other"))
     with StateManager(config) as manager:
         for index in range(2):
