@@ -84,7 +84,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         assert context is not None, "runs on an executor only"
         task = context.partitionId()
         try:
-            # a worker that Spark does not use again ends with its task
+            # Spark does not reuse this worker, so it ends with its task
             ends = "SPARK_REUSE_WORKER" not in os.environ
             prepared, report = attempt(work, task, batches, retries=context.attemptNumber(), wait_for_close=ends)
         except RetryableError as error:
@@ -179,8 +179,7 @@ def _report(
     yielded: int,
     times: Sequence[float],
 ) -> TaskReport:
-    """``size``: bytes of the prepared commit. ``times``: when the attempt began, and when each of its four parts had
-    ended."""
+    """Return the report. ``size``: bytes of the commit. ``times``: start of the attempt and end of each part."""
     counted = [store.statistics() for store in opened.stores.values()]
 
     def total(*names: str) -> int:

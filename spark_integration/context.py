@@ -37,11 +37,11 @@ class StateContext:
 
     @property
     def late_rows(self) -> int:
-        """The late rows that were counted so far."""
+        """The number of late rows so far."""
         return self._late[0]
 
     def count_late(self, rows: int) -> None:
-        """Add to the late rows in the report of the batch."""
+        """Add to the number of late rows in the report of the batch."""
         self._late[0] += rows
 
 
@@ -49,8 +49,8 @@ class StateContext:
 ProcessFunction = Callable[
     ["Iterator[pa.RecordBatch]", "Mapping[str, Store]", StateContext], "Iterator[pa.RecordBatch]"
 ]
-#: The time from which on a program has something to do without input, in epoch milliseconds, by its stores after a
-#: batch; None if there is none.
+#: The earliest time at which a program has something to do without input, in epoch milliseconds, given its stores after
+#: a batch. None if there is no such time.
 NextDue = Callable[["Mapping[str, Store]"], int | None]
 #: ``write(df, sequence)``; ``df`` is a Spark DataFrame.
 OutputFunction = Callable[[Any, int], None]
@@ -61,11 +61,11 @@ class FirstRows(Protocol):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """More columns by which the rows of the batch are sorted."""
+        """Additional columns that sort the rows of a batch."""
         ...
 
     def added_to(self, rows: DataFrame) -> DataFrame:
-        """The input of a batch with these rows."""
+        """Return the input of a batch together with these rows."""
         ...
 
 
@@ -74,10 +74,10 @@ class Bound:
     """What the workers of a query run.
 
     Attributes:
-        attachments: what the first task attaches to every checkpoint, by name.
-        order: the columns by which the rows of a task are sorted; none for no order.
+        attachments: the attachments of the first task to every checkpoint, by name.
+        order: the columns that sort the rows of a task; empty for no order.
         first: rows for the next batch that is published, and for no other.
-        next_due: makes Spark go on with batches while the input is idle. A task's answer covers the clock; a watermark
+        next_due: keeps Spark's batches coming while the input is idle. A task's answer covers the clock; a watermark
             that has moved is always something to do. None if the program needs no batches without input.
     """
 
@@ -89,7 +89,7 @@ class Bound:
 
 
 class Prepared(Protocol):
-    """A program that was checked as far as that is possible without the published checkpoints."""
+    """A program that was checked as far as possible without the published checkpoints."""
 
     def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
         """Check the program against the published checkpoints (task → checkpoint). Raises: InvalidError."""
@@ -97,7 +97,7 @@ class Prepared(Protocol):
 
 
 class Program(Protocol):
-    """A part of a query that depends on its input and on what is published, where a process function does not."""
+    """A part of a query that, unlike a process function, depends on its input and on the published checkpoints."""
 
     def prepare(self, config: JobConfig, rows: DataFrame) -> Prepared:
         """Check the program with the input's columns. Raises: InvalidError."""

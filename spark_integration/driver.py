@@ -65,9 +65,9 @@ if TYPE_CHECKING:
 
     from statemgr import Checkpoint
 
-#: Tries to settle a publish whose outcome is unknown; each has its own deadline.
+#: Number of tries to settle a publish whose outcome is unknown. Each has its own deadline.
 SETTLE_ATTEMPTS = 3
-#: Seconds until a batch ends that has nothing to do, so that Spark does not make such batches without a break.
+#: Minimum seconds of a batch that has nothing to do, so that Spark does not run such batches without a pause.
 _IDLE_SECONDS = 0.2
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 
@@ -79,7 +79,7 @@ def on_executors(rows: DataFrame, work: Work) -> list[Any]:
     return rows.mapInArrow(worker(work), from_arrow_schema(RESULT)).collect()
 
 
-#: Runs the attempts at the tasks of a batch: Spark's partition i has the rows of task i.
+#: Runs a batch's attempts at the tasks. Partition i of Spark has the rows of task i.
 RunStage = Callable[["DataFrame", Work], list[Any]]
 
 
@@ -105,7 +105,7 @@ class Driver:
 
     def __init__(self, plan: Plan, manager: StateManager, epoch: Epoch) -> None:
         self.failure: StatemgrError | None = None
-        #: The kind of the error that a batch failed with, typed or not.
+        #: The class of the error that the last batch failed with, typed or not.
         self.failed: str | None = None
         self.observers = Observers(manager, plan.on_batch)
         #: Set when the query starts.
@@ -117,13 +117,13 @@ class Driver:
         self._first = plan.bound.first
         self._query_id: str | None = None
         self.idle = IdleWatch()
-        #: When the published state has something to do without input, in epoch milliseconds; 0 if it is not known.
+        #: The time at which the published state has something to do without input, in epoch milliseconds; 0 if unknown.
         self._due_ms: float = 0
         manager.metrics.health.watch(self.condition)
         #: Held while a batch or a repair runs.
         self._turn = threading.Lock()
         self._inputs = manager.job_inputs(epoch)
-        #: Topics that were deleted and created again with permission: the published offsets mean nothing in them.
+        #: Topics that were recreated, with permission. The published offsets mean nothing in them.
         self._recreated = self._inputs.recreated
 
     @property
@@ -132,7 +132,7 @@ class Driver:
         return self._plan.bound.next_due is not None
 
     def condition(self) -> Condition:
-        """For the probes of the process. A batch that has failed ends the query."""
+        """The condition for the probes of the process. A failed batch ends the query."""
         dead = () if self.failed is None else (f"a batch has failed: {self.failed}",)
         return Condition(dead=dead, open=self._plan.config.tasks)
 
@@ -148,7 +148,7 @@ class Driver:
         return batches.pop() if len(batches) == 1 else None
 
     def input_offsets(self) -> dict[str, int] | None:
-        """The input offsets of the published state over all tasks; None if nothing is published.
+        """The input offsets of the published state over all tasks; None if no state is published.
 
         Topics that are read from their beginning again with permission are left out. Raises: BatchMismatch if tasks
         disagree about a partition, as after a consumer loop.
@@ -212,7 +212,7 @@ class Driver:
         return not any(self._manager.damaged().values())
 
     def _attempts_epoch(self) -> Epoch:
-        """The epoch for the workers, with all damage that is known by now."""
+        """The epoch for the workers, with all damage that is known so far."""
         refill = dict(self._epoch.refill)
         for task, pairs in self._manager.damaged().items():
             refill[task] = refill.get(task, frozenset()) | pairs
@@ -241,7 +241,7 @@ class Driver:
         story.failed(self._plan.config.job_name, error)
 
     def _run(self, rows: DataFrame, source: BatchInput) -> BatchReport | None:
-        """The report; None if the batch had nothing to do."""
+        """Run a batch. Returns: its report, or None if it had nothing to do."""
         assert self.offsets is not None
         spark, batch_id = rows.sparkSession, source.batch_id
         # 1. recognise
@@ -279,7 +279,7 @@ class Driver:
         )
 
     def _id(self, location: Location) -> str:
-        """The query's ID. The first call also checks that Spark keeps no state of its own in the location."""
+        """The query's ID. The first call also checks that Spark keeps no state in the location."""
         if self._query_id is None:
             check_no_state(location)
             self._query_id = location.query_id()
@@ -288,7 +288,7 @@ class Driver:
         return self._query_id
 
     def _never_back(self, source: BatchInput) -> BatchInput:
-        """The batch with the published watermark, if that is higher than its own: a new location begins without one."""
+        """Return the batch with the published watermark if that is higher. A new location starts without one."""
         published = self.published_batch()
         floor = published.watermark_ms if published is not None else None
         if floor is None or (source.watermark_ms is not None and source.watermark_ms >= floor):
@@ -296,7 +296,7 @@ class Driver:
         return replace(source, watermark_ms=floor)
 
     def _recognise(self, batch: MicroBatch, source: BatchInput) -> bool:
-        """Whether the batch is the published one. Raises: BatchMismatch if it is neither that nor the next one."""
+        """Whether the batch is the published one. Raises: BatchMismatch if it is neither that one nor the next."""
         published = self.published_batch()
         if published is not None and replace(published, watermark_ms=batch.watermark_ms) == batch:
             return True
@@ -313,9 +313,9 @@ class Driver:
         return False
 
     def _has_nothing_to_do(self, source: BatchInput) -> bool:
-        """Whether a batch would leave the state as it is: no input, the same watermark, and nothing due by its time.
+        """Whether a batch would leave the state unchanged: no input, the same watermark, and nothing due by its time.
 
-        A job's first batch always runs, because the batches of a location go on from a published one.
+        A job's first batch always runs, because the batches of a location continue from a published one.
         """
         published = self.published_batch()
         return (
@@ -344,9 +344,9 @@ class Driver:
                 f"the stage returned {len(results)} commits, not one for each of {plan.config.tasks} tasks",
                 hint="something between the input and the state changed the number of Spark's partitions",
             )
-        # workers do not receive the input's offsets, and do not return them
+        # workers neither receive nor return the input's offsets
         offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
-        topic_ids = self._inputs.asked(source.end)()  # after the rows were read: they came from these topics
+        topic_ids = self._inputs.asked(source.end)()  # after the rows were read, which came from these topics
         prepared = [
             replace(
                 prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task], input_topic_ids=topic_ids
@@ -378,7 +378,7 @@ class Driver:
         )
 
     def _with_records(self, spark: SparkSession, prepared: list[PreparedCommit]) -> list[PreparedCommit]:
-        """The commits, the first one with the records for Kafka that are to be sent with them."""
+        """Return the commits, with the records that the transaction sends to Kafka added to the first one."""
         plan = self._plan
         if not isinstance(plan.output, KafkaOutput):
             return prepared
@@ -389,8 +389,10 @@ class Driver:
     def _publish_and_fetch(
         self, spark: SparkSession, prepared: list[PreparedCommit], batch: MicroBatch
     ) -> tuple[DataFrame | None, float]:
-        """Publish on another thread, because only this one may call Spark. Returns: the output rows if they are few,
-        and the seconds that the publish took."""
+        """Publish on another thread, because only this thread may call Spark.
+
+        Returns: the output rows if they are few, and the seconds that the publish took.
+        """
         stored = [one for commit in sorted(prepared, key=lambda one: one.task) for one in commit.attachments]
         to_kafka = isinstance(self._plan.output, KafkaOutput)
         with self._manager.executors.pool("publish", 1) as pool:
@@ -404,7 +406,7 @@ class Driver:
             return rows, publishing.result()
 
     def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> float:
-        """Returns: the seconds that it took."""
+        """Publish the commits. Returns: the seconds that it took."""
         began = self._manager.clock.monotonic()
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
@@ -423,22 +425,22 @@ class Driver:
         return self._manager.clock.monotonic() - began
 
     def _give_output(self, spark: SparkSession, rows: DataFrame | None = None) -> int:
-        """Call the output with the stored rows of the published batch, ``rows`` if they were fetched already.
+        """Call the output with the stored rows of the published batch. ``rows`` are these if they were fetched already.
 
         Returns: their sequence number.
-        Raises: FencedError if another owner has published since; then the output is not called.
+        Raises: FencedError if another owner has published since; the output is then not called.
         """
         published = self.published()
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self._plan.config.job_key)
         if isinstance(self._plan.output, KafkaOutput):
-            return sequence  # its records were sent with the state
+            return sequence  # the transaction has sent its records with the state
         with contextlib.ExitStack() as kept:
             try:
                 if rows is None:
                     rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
             except Exception:
-                self._manager.confirm()  # another owner may be why the rows are gone
+                self._manager.confirm()  # another owner may have removed the rows
                 raise
             self._manager.confirm()
             self._plan.output(self._plan.shaped(rows), sequence)
@@ -447,10 +449,10 @@ class Driver:
 
 @contextlib.contextmanager
 def _not_adaptive(session: SparkSession) -> Iterator[None]:
-    """Plan without adaptive execution, as Spark plans a stateful query of its own. It would take time to look for
-    better partitions, and there is one for each task; in a batch without rows it would remove them.
+    """Plan without adaptive execution, as Spark plans its own stateful queries.
 
-    Changes the query's own copy of the session.
+    Adaptive execution would take time to look for better partitions, but there is one for each task. In a batch without
+    rows, it would remove them. This changes only the query's own copy of the session.
     """
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")

@@ -1,4 +1,4 @@
-"""Runs functions on Spark's executors, each call in a Spark task of its own."""
+"""Runs functions on Spark's executors, each call in its own Spark task."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RESULT = pa.schema([("error", pa.string()), ("answer", pa.string())])
 def on_executors(spark: SparkSession, work: Callable[[str], str], orders: Sequence[str]) -> list[str]:
     """Call ``work`` with each order, and return the answers in the same order. Both are JSON.
 
-    Spark makes a call again, on another executor if it can, that raised RetryableError or OutcomeUnknownError, or
-    FencedError because a newer call for the same order has begun. So ``work`` must be safe to repeat.
+    If a call raises RetryableError or OutcomeUnknownError, Spark repeats it, on another executor if it can. So it does
+    after a FencedError because a newer call for the same order has begun. ``work`` must be safe to repeat.
 
-    Raises: what ``work`` raised, of the first call that did, after all have ended; Spark's own error if an executor was
-        lost too often.
+    Raises: the error of the first call that failed, after all calls have ended; Spark's own error if executors were
+    lost too often.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 

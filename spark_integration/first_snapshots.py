@@ -3,10 +3,10 @@
 Steps of :func:`materialize`:
 
 1. the driver reads the checkpoint topic: which tasks and stores need a first snapshot
-2. each of them becomes one Spark task: an executor replays the changelog, uploads the files and offers the snapshot
+2. each pair becomes one Spark task: an executor replays the changelog, uploads the files and offers the snapshot
 3. the driver collects one result for each
 
-Each offer counts by itself, so those of other tasks stay if one fails.
+Each offer counts separately, so the offers of other tasks stay if one fails.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def materialize(
     """Build and offer the first snapshot of every task and store that has none, on the executors.
 
     The job may be running in another application: it is neither fenced nor restarted. Executors need to reach Kafka and
-    the blob store, and need room below ``state.dir`` for the stores that they build at a time.
+    the blob store, and need room in ``state.dir`` for the stores that they build at the same time.
 
     Args:
         tasks: the tasks to work on; all if it is empty. So are ``stores``.
-        again: also where an offer waits for the owner already.
+        again: also build snapshots for which an offer already waits for the owner.
 
     Raises: as ``statemgr materialize``: ConfigError, InvalidError, MissingState, UnavailableError, AccessDenied,
         DiskFull. If several fail, the first one's error, after all have ended.
@@ -56,7 +56,7 @@ def materialize(
 
 
 def _built(config: str, again: bool, wanted: str) -> str:
-    """The work of one Spark task. ``wanted``: a task and a store, as JSON."""
+    """Do the work of one Spark task. ``wanted`` is a task and a store, as JSON."""
     task, store = json.loads(wanted)
     try:
         (done,) = materialize_task(JobConfig.from_mapping(json.loads(config)), task, [store], again=again)

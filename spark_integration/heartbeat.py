@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def with_heartbeat(rows: DataFrame) -> DataFrame:
-    """The input, of which every trigger makes a batch. The heartbeat is the last source of the query."""
+    """Return the input with a heartbeat as its last source, so that every trigger makes a batch."""
     from pyspark.sql import functions
 
     beats = rows.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
@@ -30,22 +30,22 @@ class IdleWatch:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._begun = 0
-        #: The number of the last batch that has ended and had no input.
+        #: The number of the last batch that ended without input.
         self._without_input = 0
 
     def begin(self) -> None:
-        """A batch begins."""
+        """Note that a batch begins."""
         with self._changed:
             self._begun += 1
 
     def end_without_input(self) -> None:
-        """The batch that began last has ended, and had no input."""
+        """Note that the current batch has ended and had no input."""
         with self._changed:
             self._without_input = self._begun
             self._changed.notify_all()
 
     def wait(self, is_active: Callable[[], bool]) -> None:
-        """Wait for the end of a batch that is planned after this call and has no input, or of the query."""
+        """Wait until the query ends, or until a batch that was planned after this call ends without input."""
         with self._changed:
             planned = self._begun + 1  # the next batch may have been planned before
             while self._without_input <= planned and is_active():

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Location:
-    """A checkpoint location: ``uri`` as it was given to Spark."""
+    """A checkpoint location. ``uri`` is the location as the user passed it to Spark."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self._spark: Any = spark
         self.uri = uri.rstrip("/")
 
     def query_id(self) -> str | None:
-        """The ID of the query that the location belongs to; None if it is new. Raises: CorruptRecord."""
+        """The ID of the query that the location belongs to, or None if the location is new. Raises: CorruptRecord."""
         lines = self.read("metadata")
         if lines is None:
             return None
@@ -32,7 +32,7 @@ class Location:
             raise CorruptRecord("the location's metadata cannot be read", location=self.uri) from error
 
     def read(self, name: str) -> list[str] | None:
-        """The lines of a file below the location that are not empty; None if there is no such file."""
+        """Return the non-empty lines of a file in the location, or None if there is no such file."""
         local = _local_path(self.uri)
         if local is not None:
             try:
@@ -48,7 +48,7 @@ class Location:
         return None if lines is None else _lines(lines)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file below the location, or replace it. Raises: JvmRefused."""
+        """Write or replace a file in the location. Raises: JvmRefused."""
         with jvm_of(self._spark) as jvm:
             system, file = self._hadoop(jvm, f"{self.uri}/{name}")
             stream = system.create(file, True)
@@ -58,7 +58,7 @@ class Location:
                 stream.close()
 
     def _hadoop(self, jvm: Any, path: str) -> tuple[Any, Any]:
-        """The file system and the path as Hadoop's objects."""
+        """Return the file system and the path as Hadoop objects."""
         file = jvm.org.apache.hadoop.fs.Path(path)
         return file.getFileSystem(self._spark._jsparkSession.sessionState().newHadoopConf()), file
 
@@ -79,7 +79,7 @@ class Location:
         return text.splitlines()
 
     def _read_by_job(self, name: str) -> list[str] | None:
-        """Read with a Spark job, for sessions that do not let Python call Hadoop's classes."""
+        """Read with a Spark job, in sessions that do not let Python call Hadoop's classes."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -92,7 +92,7 @@ class Location:
 
 
 def _local_path(uri: str) -> str | None:
-    """The path of a ``file:`` URI; None for other URIs. Spark takes it literally, so ``%20`` is not a space."""
+    """Return the path of a ``file:`` URI, else None. Spark takes the path literally, so ``%20`` is not a space."""
     if not uri.startswith("file:"):
         return None
     path = uri.removeprefix("file:")

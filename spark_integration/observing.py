@@ -1,6 +1,6 @@
-"""Where the report of a finished batch goes: the list of recent ones, listeners, Prometheus, and lines in the log.
+"""Passes the report of a finished batch to the list of recent ones, listeners, Prometheus and the log.
 
-Runs on the driver, after the batch's output was written. Nothing here can fail the batch.
+Runs on the driver after the batch's output was written. Nothing here can fail the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REPORTS_KEPT = 100
 
 
 class Observers:
-    """All observers of one query. ``on_batch``: a function that was given before the query started."""
+    """All observers of one query. ``on_batch`` is the function that was set before the query started, if any."""
 
     def __init__(self, manager: StateManager, on_batch: OnBatch | None) -> None:
         self.recent: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
@@ -30,15 +30,15 @@ class Observers:
         self._listeners: tuple[StatefulQueryListener, ...] = ()
 
     def add(self, listener: StatefulQueryListener) -> None:
-        """Any thread may call this."""
+        """Add a listener. Any thread may call this."""
         self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: StatefulQueryListener) -> None:
-        """As Spark's, ignores a listener that was not added."""
+        """Remove a listener. Like Spark, ignore one that was not added."""
         self._listeners = tuple(one for one in self._listeners if one is not listener)
 
     def observe(self, report: BatchReport) -> None:
-        """Pass the report of a finished batch on."""
+        """Pass on the report of a finished batch."""
         self.recent.append(report)
         self._log.published(report)
         functions = [] if self._on_batch is None else [("on_batch", self._on_batch)]
@@ -53,7 +53,7 @@ class Observers:
                 )
 
     def close(self) -> None:
-        """No batch follows. Idempotent."""
+        """Close the observers after the last batch. Idempotent."""
         self._log.close()
 
     def _measure(self, report: BatchReport) -> None:

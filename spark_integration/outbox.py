@@ -1,12 +1,11 @@
-"""Makes a DataFrame of the stored output rows of a published batch, and fetches all of them before the output is
-called.
+"""Makes a DataFrame of a published batch's stored output rows, and fetches all of them before it calls the output.
 
 The rows come from the attachments that the published checkpoints name, never from Spark's lineage. Whatever Spark
-recomputes, loses or runs twice, they are the rows of the attempts whose state was published. They have the columns that
+recomputes, loses or runs twice, they are the rows of the attempts whose state was published. They keep the columns that
 they were written with, even if the query has changed since.
 
-If there are few rows, the driver fetches them and makes a local relation, which needs no Python worker; it can do so
-while their commits are published. Otherwise the executors fetch them and keep them in Spark's storage. Either way, a
+If there are few rows, the driver fetches them and makes a local relation, which needs no Python worker. It can do so
+while their commits are published. Otherwise, the executors fetch them and keep them in Spark's storage. Either way, a
 missing blob is an error here, before the output has replaced or deleted anything.
 """
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from statemgr import Checkpoint
     from statemgr.engine import Attachment
 
-#: Limits up to which the driver fetches the rows of a batch: stored bytes, and bytes once decompressed.
+#: Limits up to which the driver fetches the rows of a batch: stored bytes, and decompressed bytes.
 DRIVER_BYTES = 4 * 1024 * 1024
 _DECODED_BYTES = 32 * 1024 * 1024
 
@@ -44,12 +43,12 @@ _DECODED_BYTES = 32 * 1024 * 1024
 def stored_rows(
     spark: SparkSession, config: JobConfig, checkpoints: Mapping[str, Checkpoint], declared: StructType
 ) -> Iterator[DataFrame]:
-    """The output rows that ``checkpoints`` (task → checkpoint) name. Reading them again gives the same rows.
+    """Return the output rows that ``checkpoints`` (task → checkpoint) name. Reading them again gives the same rows.
 
     Args:
         declared: the schema to use if the batch has no rows.
 
-    Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied; from an executor within Spark's exception.
+    Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied; inside Spark's exception if an executor raised it.
     """
     parts = [
         (checkpoint, attachment)
@@ -80,9 +79,9 @@ def stored_rows(
 
 
 def local_rows(spark: SparkSession, config: JobConfig, attachments: Sequence[Attachment]) -> DataFrame | None:
-    """The output rows among ``attachments``, as a local relation; None if there are none, or too many, or if a local
-    relation cannot have their types.
+    """Return the output rows in ``attachments`` as a local relation.
 
+    Returns: None if there are no rows, too many rows, or types that a local relation cannot have.
     Raises: as :func:`stored_rows`.
     """
     stored = [one for one in attachments if is_output(one)]
@@ -97,7 +96,7 @@ def local_rows(spark: SparkSession, config: JobConfig, attachments: Sequence[Att
 def fetched_rows(
     spark: SparkSession, config: JobConfig, attachments: Sequence[Attachment], declared: StructType
 ) -> DataFrame:
-    """The output rows of commits that are not published yet, fetched by the driver.
+    """Fetch the output rows of commits that are not published yet, on the driver.
 
     Args:
         declared: their schema.
@@ -118,7 +117,7 @@ def _naming(checkpoint: Checkpoint, attachment: Attachment) -> Checkpoint:
 
 
 def _fetched(config: JobConfig, attachments: Sequence[Attachment], limit: int) -> pa.Table | None:
-    """All rows, fetched by the driver; None if they have more than ``limit`` bytes once they are decompressed."""
+    """Fetch all rows on the driver. Return None if they have more than ``limit`` bytes once they are decompressed."""
     batches: list[pa.RecordBatch] = []
     left = limit
     for data in read_attachments(config, attachments):

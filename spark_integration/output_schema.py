@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _KEY = b"statemgr.spark.schema"
-#: Spark's types that are read exactly as they were written, nulls included.
+#: Spark's types that read back exactly as they were written, including nulls.
 _KNOWN = {
     "ArrayType", "BinaryType", "BooleanType", "ByteType", "DateType", "DayTimeIntervalType", "DecimalType",
     "DoubleType", "FloatType", "IntegerType", "LongType", "MapType", "NullType", "ShortType", "StringType",
@@ -27,7 +27,7 @@ _KNOWN = {
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """The Arrow schema of stored output rows, with Spark's own schema in it. Timestamps are in UTC.
+    """Return the Arrow schema of stored output rows, with Spark's own schema in its metadata. Timestamps are in UTC.
 
     Raises: InvalidError if there is no column, a column has a type that cannot be stored, or two have one name.
     """
@@ -48,7 +48,7 @@ def to_arrow(schema: StructType) -> pa.Schema:
 
 
 def of_stream(schema: pa.Schema) -> StructType:
-    """Spark's schema of stored rows, from the schema of their stream. Raises: CorruptBlob."""
+    """Return Spark's schema of stored rows, from the schema of their stream. Raises: CorruptBlob."""
     from pyspark.sql.types import StructType
 
     try:

@@ -1,7 +1,7 @@
-"""Where the rows of a published batch go. An output is called with the rows and their sequence number, on the driver.
+"""Outputs: where the rows of a published batch go. The driver calls one with the rows and their sequence number.
 
-A sequence may be given again, with the same rows, for example after a driver has died. Each class says what it does
-then. ``KafkaOutput`` is different: its records are sent in the transaction that publishes the state.
+An output may get a sequence again, with the same rows, for example after a driver has died. Each class says what it
+does then. ``KafkaOutput`` is different: the transaction that publishes the state sends its records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 #: The formats that Spark's file sink writes.
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 _FIRST = "_statemgr_first"
-#: Spark's types of the columns of a Kafka record, by name. The first ones are those that :class:`KafkaOutput` sends.
+#: Spark's types of the columns of a Kafka record, by name.
+#: :class:`KafkaOutput` sends the first one.
 _KAFKA_TYPES = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -39,19 +40,19 @@ _KAFKA_TYPES = {
 
 @dataclass(frozen=True)
 class KafkaOutput:
-    """Records for Kafka, exactly once: they are sent in the transaction that publishes the state, to the job's brokers.
+    """Records for Kafka, exactly once: the transaction that publishes the state sends them to the job's brokers.
 
-    The rows have the columns of Spark's Kafka sink: ``value``, and perhaps ``key``, ``topic``, ``partition`` and
+    The rows have the columns of Spark's Kafka sink: ``value``, and optionally ``key``, ``topic``, ``partition`` and
     ``headers``. All rows of a batch pass through the driver's memory.
 
     Args:
-        topic: the topic of all records; None for that of the column ``topic``.
+        topic: the topic of all records; None to take it from the column ``topic``.
     """
 
     topic: str | None = None
 
     def check(self, schema: StructType) -> None:
-        """Raises: InvalidError if rows of this schema are no Kafka records."""
+        """Check the columns. Raises: InvalidError if rows of this schema are no Kafka records."""
         columns = {column.name: column.dataType.simpleString() for column in schema}
         needed = {"value"} if self.topic else {"value", "topic"}
         for name in sorted(needed - columns.keys()):
@@ -68,7 +69,7 @@ class KafkaOutput:
                 )
 
     def records(self, rows: DataFrame) -> list[ProducedRecord]:
-        """The rows as records. Raises: InvalidError for a row without a topic."""
+        """Return the rows as records. Raises: InvalidError for a row without a topic."""
         kinds = [(name, kinds[0]) for name, kinds in _KAFKA_TYPES.items() if name in rows.columns]
         table = rows.selectExpr(*(f"cast({name} as {kind}) as {name}" for name, kind in kinds)).toArrow()
         return [self._record(**row) for batch in table.to_batches() for row in batch.to_pylist()]
@@ -90,15 +91,15 @@ class KafkaOutput:
         return ProducedRecord(topic, key, value, partition, pairs)
 
 
-#: What a query's output is.
+#: The possible outputs of a query.
 Output = OutputFunction | KafkaOutput
 
 
 @dataclass(frozen=True)
 class FileOutput:
-    """Files in a directory, exactly once: Spark's own file sink, which skips a batch that it has.
+    """Files in a directory, exactly once: it uses Spark's own file sink, which skips a batch that it already has.
 
-    Its log in ``_spark_metadata`` names the files that are whole; Spark reads the directory by it. The log has a record
+    Its log in ``_spark_metadata`` names the complete files, and Spark reads the directory by it. The log has a record
     of each batch from 0 on, so the batches are counted from the first sequence, which ``_statemgr_first`` names.
     """
 
@@ -122,7 +123,7 @@ class FileOutput:
                 sink.addBatch(batch, rows._jdf)
 
     def check(self, session: Any) -> None:
-        """Raises: InvalidError if the session does not let Python call Spark's file sink."""
+        """Check the session. Raises: InvalidError if it does not let Python call Spark's file sink."""
         with self._jvm(session) as jvm:
             jvm.org.apache.spark.api.python.PythonUtils.toSeq([])
 
@@ -139,7 +140,7 @@ class FileOutput:
             ) from error
 
     def _known(self, session: Any, jvm: Any) -> int:
-        """The number of batches in the sink's log."""
+        """Return the number of batches in the sink's log."""
         logs, none = jvm.org.apache.spark.sql.execution.streaming.sinks.FileStreamSinkLog, jvm.scala.Option.empty()
         newest = logs(1, session._jsparkSession, f"{self.path}/_spark_metadata", none).getLatestBatchId()
         return int(newest.get()) + 1 if newest.isDefined() else 0
@@ -162,10 +163,10 @@ class FileOutput:
 
 @dataclass(frozen=True)
 class TableOutput:
-    """A table, which is made if it does not exist.
+    """A table. The output creates it if it does not exist.
 
     Exactly once for tables of files in Spark's own catalog, as :class:`FileOutput`, and for Delta Lake, which knows
-    the options ``txnAppId`` and ``txnVersion``. Other tables get a sequence that is given again once more.
+    the options ``txnAppId`` and ``txnVersion``. Other tables get the rows of a repeated sequence again.
     """
 
     name: str
@@ -198,7 +199,7 @@ class TableOutput:
 class FormatOutput:
     """Any other format of Spark's batch writer, in append mode.
 
-    Exactly once for Delta Lake, as :class:`TableOutput`. Others get a sequence that is given again once more.
+    Exactly once for Delta Lake, as :class:`TableOutput`. Others get the rows of a repeated sequence again.
     """
 
     format: str
@@ -215,10 +216,10 @@ class FormatOutput:
 
 @dataclass(frozen=True)
 class ForeachOutput:
-    """A function of a row, or an object with ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``:
-    Spark's ``foreach``, on the executors.
+    """Spark's ``foreach`` on the executors: a function of a row, or an object with three methods.
 
-    A partition of a sequence has the same rows when it is given again, so ``open`` may refuse what it has seen.
+    The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. A partition of a sequence
+    has the same rows when the sequence is repeated, so ``open`` may refuse a partition that it has seen.
     """
 
     function: Any
@@ -235,14 +236,14 @@ class ForeachOutput:
     def __call__(self, rows: DataFrame, sequence: int) -> None:
         from pyspark.sql.types import MapType, VariantType
 
-        # by their content: whatever Spark's parallelism is, the same rows are in a partition
+        # by their content, so that a partition has the same rows whatever Spark's parallelism is
         columns = [column.name for column in rows.schema if not isinstance(column.dataType, MapType | VariantType)]
         spread = rows.repartition(self.partitions, *(f"`{name}`" for name in columns)) if columns else rows.coalesce(1)
         spread.foreachPartition(partial(_each, self.function, sequence))
 
 
 def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:
-    """One partition of :class:`ForeachOutput`."""
+    """The function for one partition of :class:`ForeachOutput`."""
     from pyspark import TaskContext
 
     process: Callable[[Row], Any] | None = getattr(function, "process", None)
@@ -268,9 +269,9 @@ def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:
 
 @dataclass(frozen=True)
 class MemoryOutput:
-    """A temporary view of all rows since the start, in the driver's memory: for tests. A sequence is in it once.
+    """A temporary view of all rows since the start, in the driver's memory: for tests. It contains a sequence once.
 
-    A query runs in a copy of the session, so ``session`` is the one that the view is for.
+    A query runs in a copy of the session, so ``session`` is the session that gets the view.
     """
 
     view: str

@@ -24,9 +24,10 @@ TASK_COLUMN = "__statemgr_task"
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """``by_key``: by ``pmod(hash(columns), N)`` (Spark's Murmur3). Otherwise the only column is Kafka's partition.
+    """Chooses the task of a row: ``by_key`` by ``pmod(hash(columns), N)`` (Spark's Murmur3), else by Kafka's partition.
 
-    A null key is a key like any other: Spark's hash of null is constant, so all null keys share one task.
+    Without ``by_key``, the only column is Kafka's partition. A null key is a key like any other:
+    Spark's hash of null is constant, so all null keys share one task.
     """
 
     columns: tuple[str, ...]
@@ -56,7 +57,7 @@ class Partitioning:
 
     @staticmethod
     def quoted(rows: DataFrame, columns: tuple[str, ...]) -> list[str]:
-        """Names of columns as Spark parses them. Raises: InvalidError as :meth:`spread`."""
+        """Quote names of columns so that Spark can parse them. Raises: InvalidError as :meth:`spread`."""
         names = [name.lower() for name in rows.columns]
         if TASK_COLUMN in names:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
@@ -89,8 +90,9 @@ class Partitioning:
         return batch.drop_columns([batch.schema.names[-1]])
 
     def offsets_of_tasks(self, tasks: int, offsets: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """The input offsets of each task's checkpoint: those of its own partition, or with ``by_key`` all of them
-        (every task then shares one mapping).
+        """Return the input offsets of each task's checkpoint.
+
+        They cover the task's own partition, or with ``by_key`` all partitions (all tasks then share one mapping).
 
         Raises: LayoutMismatch if the input has a partition that no task owns.
         """

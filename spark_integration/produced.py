@@ -12,14 +12,14 @@ import pyarrow as pa
 from statemgr.errors import DiskFull, InvalidError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: Bytes after which the next file of rows begins: a file is read as a whole, and blobs have a limit.
+#: Bytes after which the next file of rows begins. Files are read at once, and blobs have a size limit.
 PART_BYTES = 64 * 1024 * 1024
-#: Bytes of rows that are written together.
+#: Bytes of rows that are written at once.
 _SLICE_BYTES = 16 * 1024 * 1024
 
 
 def checked(produced: object, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches, converted to exactly the declared schema. Raises: InvalidError."""
+    """Convert the batches to exactly the declared schema. Raises: InvalidError."""
     if not isinstance(produced, Iterator):
         raise InvalidError(
             f"the process function returned {type(produced).__name__}, not an iterator of record batches",
@@ -67,7 +67,7 @@ def _part(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.OSFile, pa.ipc.Rec
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch into batches of a bounded size; yields nothing for a batch without rows."""
+    """Split a batch into batches of a bounded size. Yield nothing for a batch without rows."""
     if not batch.num_rows:
         return
     rows = max(1, batch.num_rows * _SLICE_BYTES // max(batch.nbytes, _SLICE_BYTES))
@@ -77,7 +77,7 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def _disk_full(path: Path) -> Iterator[None]:
-    # only around writing: errors of the process function itself are not translated
+    # translate only errors of writing, not those of the process function
     try:
         yield
     except OSError as error:
@@ -89,7 +89,7 @@ def _disk_full(path: Path) -> Iterator[None]:
 def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     try:
         fitting = batch if batch.schema.equals(schema) else batch.select(schema.names)
-        # before the cast, which some versions do silently with nulls
+        # before the cast, because some versions cast nulls silently
         for field in schema:
             if not field.nullable and fitting.column(field.name).null_count:
                 raise _null(field.name)
@@ -114,7 +114,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _null_within(array: pa.Array, field: pa.Field, path: str) -> str | None:
-    """The path of the first non-nullable field that is null although its parent has a value, or None."""
+    """Return the path of the first non-nullable field that is null although its parent has a value, or None."""
     if not field.nullable and array.null_count:
         return path
     kind = field.type

@@ -57,7 +57,7 @@ class StatefulQuery:
     _options: Mapping[str, Any] = field(default_factory=dict)
 
     def input(self, source: InputFunction | DataFrame) -> StatefulQuery:
-        """A function from ``startingOffsets`` to a streaming DataFrame over Kafka, or such a DataFrame.
+        """Set the input: a function from ``startingOffsets`` to a streaming DataFrame over Kafka, or such a DataFrame.
 
         The function receives the offsets of the published state, so the query continues after the checkpoint location
         is lost. :meth:`start` calls it twice, first with ``earliest`` to learn the key's types, and reads only the
@@ -72,36 +72,39 @@ class StatefulQuery:
         return replace(self, _partitioning=Partitioning(columns, by_key=True))
 
     def partition_by_kafka_partition(self, column: str = "partition") -> StatefulQuery:
-        """Give task i the rows of Kafka partition i, as a consumer loop does, so that a job can move between the
-        two."""
+        """Give task i the rows of Kafka partition i.
+
+        A consumer loop does the same, so a job can move between the two.
+        """
         return replace(self, _partitioning=Partitioning((column,), by_key=False))
 
     def process(self, function: ProcessFunction, output_schema: StructType | str) -> StatefulQuery:
-        """``function(batches, stores, context)`` yields rows of ``output_schema`` (a StructType or DDL).
+        """Set the function ``function(batches, stores, context)``, which yields rows of ``output_schema``.
 
-        It runs on an executor, once per task and micro-batch, even if there are no rows.
+        ``output_schema`` is a StructType or DDL. The function runs on an executor, once per task and micro-batch, even
+        if there are no rows.
         """
         return replace(self, _process=function, _program=None, _schema=output_schema)
 
     def run_program(self, program: Program, output_schema: StructType | str) -> StatefulQuery:
-        """As :meth:`process`, for a program that is bound to the input and to the published checkpoint at the start."""
+        """Like :meth:`process`, for a program that is bound to the input and the published checkpoint at the start."""
         return replace(self, _process=None, _program=program, _schema=output_schema)
 
     def then(self, step: Step) -> StatefulQuery:
-        """Change the output rows before they go anywhere: a function from a DataFrame to another, without state."""
+        """Change the output rows before the output gets them, with a stateless function from a DataFrame to another."""
         return replace(self, _steps=(*self._steps, step))
 
     def output(self, write: Output) -> StatefulQuery:
-        """``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
+        """Set the output. ``write(df, sequence)`` may be called again for a sequence, and then has the same rows."""
         return replace(self, _output=write)
 
     def session(self) -> SparkSession:
-        """The session of the input. Raises: as :meth:`start`, for an input that cannot be used."""
+        """The session of the input. Raises: as :meth:`start`, for an input that it cannot use."""
         return self._rows(StartingOffsets.of({})).sparkSession
 
     @property
     def writeStream(self) -> StatefulWriter:
-        """Where the output goes, in place of :meth:`output`: Kafka, files, a table, ``foreach`` or ``foreachBatch``."""
+        """A writer of the output, instead of :meth:`output`: Kafka, files, a table, ``foreach``, ``foreachBatch``."""
         return StatefulWriter(self)
 
     def on_batch(self, report: OnBatch) -> StatefulQuery:
@@ -109,11 +112,14 @@ class StatefulQuery:
         return replace(self, _on_batch=report)
 
     def queryName(self, name: str) -> StatefulQuery:
-        """The query's name in Spark."""
+        """Set the query's name in Spark."""
         return replace(self, _name=name)
 
     def trigger(self, **trigger: Any) -> StatefulQuery:
-        """As ``DataStreamWriter.trigger``. Refuses continuous processing, which has no micro-batches."""
+        """Set the trigger as ``DataStreamWriter.trigger`` does.
+
+        Continuous processing is refused, because it has no micro-batches.
+        """
         if "continuous" in trigger or "realTime" in trigger:
             hint = "trigger processingTime or availableNow"
             raise InvalidError("a stateful query needs micro-batches", hint=hint)
@@ -156,7 +162,8 @@ class StatefulQuery:
     def take_over(
         self, rows: DataFrame, run_stage: RunStage = on_executors, **permissions: Unpack[PermissionFlags]
     ) -> tuple[Driver, StateManager]:
-        """Check the query and take the job over. Returns: what runs its batches, and the manager, to be closed.
+        """Check the query and take the job over. Returns: the driver that runs its batches, and the manager, which the
+        caller must close.
 
         Args:
             rows: the input, or any DataFrame with its columns.
@@ -234,7 +241,7 @@ class StatefulQuery:
 
     def _rows(self, offsets: StartingOffsets) -> DataFrame:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
-        refuse_connect(rows)  # before anything asks its server
+        refuse_connect(rows)  # before a call asks its server
         if not getattr(rows, "isStreaming", False):
             raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
         check_stateless(rows)
@@ -250,7 +257,7 @@ class StatefulQuery:
         )
 
     def check_complete(self) -> None:
-        """Raises: InvalidError, ConfigError, if a part of the query is missing or cannot be used."""
+        """Check that no part is missing. Raises: InvalidError, ConfigError, if one is missing or cannot be used."""
         missing = {
             "input": self._input,
             "key_by or partition_by_kafka_partition": self._partitioning,
@@ -260,7 +267,7 @@ class StatefulQuery:
         for method, value in missing.items():
             if value is None:
                 raise InvalidError("the query is not complete", hint=f"call {method} before start")
-        to_arrow(parsed_schema(self._schema))  # refuses what cannot be stored
+        to_arrow(parsed_schema(self._schema))  # refuses types that cannot be stored
         if self.config.blob_uri is None:
             raise ConfigError(
                 "a Spark job needs a blob store, even if all state is backed up to changelogs",
@@ -304,7 +311,7 @@ class StatefulQuery:
 
 
 def parsed_schema(schema: StructType | str) -> StructType:
-    """An output schema that may be DDL. Raises: InvalidError, PrerequisiteMissing."""
+    """Parse an output schema, which may be DDL. Raises: InvalidError, PrerequisiteMissing."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql.types import StructType

@@ -21,8 +21,8 @@ class RestoreReport:
     """How one store of one task was restored before a batch: from a factory, ``local`` or ``empty``.
 
     A factory supplies what the executor lacks: ``bytes_reused`` says how much of the state it had.
-    ``reasons``: factory → why it could not be used. ``reason``: why it came from there, in one word: ``new``,
-    ``local-copy``, ``first-choice``, ``damaged``, ``unreachable`` or ``absent``.
+    ``reasons``: factory → why the restore could not use it. ``reason``: why the store came from there, in one word:
+    ``new``, ``local-copy``, ``first-choice``, ``damaged``, ``unreachable`` or ``absent``.
     """
 
     task: str
@@ -44,10 +44,10 @@ class TaskReport:
         retries: attempts of the task that failed before this one.
         input_rows: rows that the task received, late ones included.
         late_rows: rows that a processor dropped, or that your function counted with ``context.count_late``.
-        output_rows: rows that it yielded.
-        keys_read: keys that it looked up. Items of scans are not counted.
-        keys_written: keys that it put or deleted. A key that changes again counts again after its first change has
-            left the store's write buffer.
+        output_rows: rows that the task yielded.
+        keys_read: keys that the task looked up. Items of scans are not counted.
+        keys_written: keys that the task put or deleted. A key that changes again counts again after its first change
+            has left the store's write buffer.
         keys_estimated: keys in its stores now, as RocksDB estimates them without reading: changes to a key that are
             not compacted yet count as more keys.
         state_bytes: bytes of its stores on disk, without the changes that the batch still has in memory.
@@ -87,11 +87,11 @@ class TaskReport:
 
     @property
     def seconds(self) -> float:
-        """The whole attempt."""
+        """The seconds of the complete attempt."""
         return self.input_seconds + self.open_seconds + self.process_seconds + self.prepare_seconds
 
     def to_json(self) -> str:
-        """For the row that a worker returns."""
+        """Encode the report for the row that a worker returns."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -102,7 +102,7 @@ class TaskReport:
         return cls(restored=restored, **found)
 
 
-#: Names of the numbers that a batch has as the sum over its tasks.
+#: Names of the numbers that a batch sums over its tasks.
 TOTALS = (
     "retries", "input_rows", "late_rows", "output_rows", "keys_read", "keys_written", "keys_estimated", "state_bytes",
     "commit_bytes", "commit_requests", "inline_bytes",
@@ -184,7 +184,7 @@ class BatchReport:
 
     @property
     def restored(self) -> tuple[RestoreReport, ...]:
-        """How every store of every task was restored."""
+        """The restores of all stores of all tasks."""
         return tuple(restored for task in self.tasks for restored in task.restored)
 
     @property
@@ -238,7 +238,7 @@ class StatefulQueryListener:
     """
 
     def onBatch(self, report: BatchReport) -> None:  # noqa: N802 - as Spark's names
-        """Called after every batch, when its output was written."""
+        """Called after every batch, once its output is written."""
 
 
 #: A function that takes the report of each batch.

@@ -1,11 +1,11 @@
-"""Another number of tasks for a job, whose new stores Spark's executors build.
+"""Gives a job another number of tasks. Spark's executors build the new stores.
 
 Steps of :func:`rescale`:
 
-1. the driver plans, and sends each group of tasks that exchange keys with one another, of one store, to an executor
-   as a Spark job of its own, several at a time
-2. the executor restores the old stores, splits them, reads the new ones again and uploads them
-3. the driver notes each answer, brings in what the job has committed meanwhile, fences the job and publishes
+1. The driver plans. It sends each group of tasks of one store that exchange keys to an executor, as a separate Spark
+   job. Several of these jobs run at the same time.
+2. The executor restores the old stores, splits them, reads the new ones again and uploads them.
+3. The driver notes each answer, brings in what the job has committed in the meantime, fences the job and publishes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def rescale(
 ) -> RescaledJob:
     """Give a job more or fewer tasks, on the executors. Afterwards, start the job with the configuration in the result.
 
-    The job may run in another application until its last changes are brought in, when it is fenced. Executors need
+    The job may run in another application. It is fenced when its last changes are brought in. Executors need
     to reach the blob store, and Kafka if the job has changelogs. If the driver dies, run it again on the same machine,
     or ``statemgr rescale --write``: both continue.
 
     Args:
-        config: the configuration of the job as it is now.
+        config: the configuration of the job before the rescale.
         checkpoint_id: a checkpoint that all tasks retain; None for the current one.
         partitioner: how the producers of the input choose a partition, if the state does not show it: ``murmur2`` or
             ``crc32``, with ``quix-`` before it for the keys of Quix Streams.

@@ -21,7 +21,7 @@ _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
 
 
 class RunningQuery:
-    """The result of ``start()``. Passes everything that is not here on to Spark's ``StreamingQuery``."""
+    """The result of ``start()``. It passes everything that it does not define on to Spark's ``StreamingQuery``."""
 
     def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager) -> None:
         self._query = query
@@ -51,7 +51,7 @@ class RunningQuery:
         self._driver.observers.remove(listener)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """As Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""
+        """Like Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""
         try:
             with self._typed_errors():
                 return self._query.awaitTermination(timeout)
@@ -60,7 +60,7 @@ class RunningQuery:
                 self._closed("it has ended" if self._query.exception() is None else "a batch failed")
 
     def processAllAvailable(self) -> None:  # noqa: N802
-        """As Spark's, with the errors of :meth:`awaitTermination`."""
+        """Like Spark's, with the errors of :meth:`awaitTermination`."""
         with self._typed_errors():
             if not self._driver.has_heartbeat:
                 self._query.processAllAvailable()

@@ -9,7 +9,7 @@ from typing import Any
 from statemgr.errors import InvalidError
 
 _CONNECT = "pyspark.sql.connect"
-#: Py4J's security manager, which some clusters use to let Python call only a list of methods.
+#: Py4J's security manager. Some clusters use it to let Python call only a list of methods.
 _SECURITY = "Py4JSecurityException"
 
 
@@ -18,10 +18,10 @@ class JvmRefused(Exception):
 
 
 def refuse_connect(rows: object) -> None:
-    """Raises: InvalidError if a DataFrame is one of Spark Connect.
+    """Refuse a DataFrame of Spark Connect. Raises: InvalidError.
 
-    Its ``foreachBatch`` pickles the function and runs it in another process, next to the server. The owner of a job has
-    Kafka's producer and threads, and has to stay in the process that called ``start``.
+    Spark Connect's ``foreachBatch`` pickles the function and runs it in another process, next to the server. The owner
+    of a job has Kafka's producer and threads, and has to stay in the process that called ``start``.
     """
     if any(kind.__module__.partition(_CONNECT)[1] for kind in type(rows).__mro__):
         raise InvalidError(
@@ -33,7 +33,7 @@ def refuse_connect(rows: object) -> None:
 
 @contextmanager
 def jvm_of(session: Any) -> Iterator[Any]:
-    """The session's JVM, for calls within the block. Raises: JvmRefused, also from such a call."""
+    """Yield the session's JVM for calls in the block. Raises: JvmRefused, also from such a call."""
     from py4j.protocol import Py4JError
 
     jvm = getattr(session, "_jvm", None)

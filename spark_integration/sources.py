@@ -19,11 +19,11 @@ from statemgr.ids import source_topic
 
 #: Source partition (``orders-0``) → offset.
 Offsets = Mapping[str, int]
-#: ``source 1`` → offset as Spark writes it, for the sources of a query that are not Kafka.
+#: ``source 1`` → offset as Spark writes it, for the sources of a query other than Kafka.
 Others = Mapping[str, str]
 
 _VOID = "-"
-#: Begins the name of a source that is not Kafka. No topic's name has a space.
+#: The start of the name of a source other than Kafka. No topic name contains a space.
 _SOURCE = "source "
 _EARLIEST = -2
 
@@ -38,15 +38,15 @@ class StartingOffsets(str):
 
     @classmethod
     def of(cls, offsets: Offsets) -> StartingOffsets:
-        """From a checkpoint's input offsets; ``earliest`` if there are none."""
+        """Make the offsets from a checkpoint's input offsets; ``earliest`` if there are none."""
         return cls(to_json(offsets)) if offsets else cls("earliest")
 
     def for_topics(self, *topics: str) -> StartingOffsets:
-        """The offsets of these topics; ``earliest`` if the checkpoint has none of them."""
+        """Return the offsets of these topics; ``earliest`` if the checkpoint has none of them."""
         return self.of({name: offset for name, offset in self._offsets().items() if source_topic(name) in topics})
 
     def including(self, *partitions: str) -> StartingOffsets:
-        """Add partitions that the checkpoint does not know (``orders-4``), from their first record on."""
+        """Add partitions that the checkpoint does not know (``orders-4``), starting at their first record."""
         known = self._offsets()
         return self.of({**dict.fromkeys(partitions, _EARLIEST), **known}) if known else self
 
@@ -58,7 +58,7 @@ class StartingOffsets(str):
 class BatchInput:
     """A batch as Spark planned it: the offsets of every source partition, and times in epoch milliseconds.
 
-    A source that is not Kafka is in ``others_start`` only if an earlier batch has read it.
+    ``others_start`` has a source other than Kafka only if an earlier batch has read it.
     """
 
     batch_id: int
@@ -76,7 +76,7 @@ class BatchInput:
 
 
 class OffsetLog:
-    """Reads Spark's log of batches. Remembers the ends of the last batch, because the next one starts there.
+    """Reads Spark's log of batches. Remembers the ends of the last batch, because the next batch starts there.
 
     ``heartbeat``: the last source of the query is the heartbeat (``heartbeat.py``), which has no offsets of its own.
     """
@@ -87,7 +87,7 @@ class OffsetLog:
         self._last: tuple[int, list[str]] | None = None
 
     def read(self, batch_id: int) -> BatchInput:
-        """Raises: InvalidError if the location is not one of Spark 4; CorruptRecord."""
+        """Read a batch. Raises: InvalidError if the location is not one of Spark 4; CorruptRecord."""
         lines = _offset_lines(self.location, batch_id)
         try:
             metadata = json.loads(lines[1])
@@ -145,7 +145,7 @@ def flatten(sources: Iterable[str]) -> dict[str, int]:
 
 
 def to_json(offsets: Offsets, others: Others | None = None) -> str:
-    """Spark's JSON of Kafka offsets, normalised so that equal offsets give equal text; with the other sources'."""
+    """Return Spark's JSON of offsets, normalised so that equal offsets give equal text. It includes other sources."""
     topics: dict[str, Any] = dict(others or {})
     for name, offset in offsets.items():
         topic, _, partition = name.rpartition("-")
@@ -154,15 +154,15 @@ def to_json(offsets: Offsets, others: Others | None = None) -> str:
 
 
 def others_of(batch_offsets: str) -> Others:
-    """The offsets of sources that are not Kafka, from what :func:`to_json` made."""
+    """Return the offsets of sources other than Kafka, from the output of :func:`to_json`."""
     return {name: offset for name, offset in json.loads(batch_offsets).items() if name.startswith(_SOURCE)}
 
 
 def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Others) -> None:
-    """Raises: BatchMismatch unless the batch starts exactly where the checkpoint ended (None: no checkpoint).
+    """Check that the batch starts exactly where the checkpoint ended (None: no checkpoint). Raises: BatchMismatch.
 
-    The first batch of a location may have partitions that the checkpoint does not know: they are new. ``others``: where
-    the sources ended that are not Kafka.
+    The first batch of a location may have partitions that the checkpoint does not know: they are new. ``others``: the
+    ends of the sources other than Kafka.
     """
     if checkpoint is None:
         if batch.batch_id:
@@ -224,7 +224,7 @@ def _initial(location: Location, source: int) -> str:
 
 
 def _topics(text: str) -> dict[str, dict[str, int]] | None:
-    """The offsets of a source of Kafka; None if they are another source's."""
+    """Return the offsets of a Kafka source; None if they belong to another kind of source."""
     try:
         topics = json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Refuses an input for which Spark keeps state of its own.
+"""Refuses an input for which Spark keeps its own state.
 
-Spark keeps that state in the checkpoint location, independently of the published checkpoint. After the location is
-lost, a join or a deduplication in the input would start without state and give wrong rows. Such state belongs in a
+Spark keeps that state in the checkpoint location, independently of the published checkpoint. After a loss of the
+location, a join or a deduplication in the input would start without state and give wrong rows. Such state belongs in a
 store.
 """
 
@@ -33,12 +33,12 @@ _STATEFUL = {
 }
 _JOINS = {"Join", "AsOfJoin", "LateralJoin"}
 _HINT = "keep this state in a store of the job, inside process: Spark's own is lost with the checkpoint location"
-#: The path of the state of a query's first stateful operator, below the checkpoint location.
+#: The path of the state of a query's first stateful operator, in the checkpoint location.
 _METADATA = "state/0/_metadata/metadata"
 
 
 def check_stateless(rows: DataFrame) -> None:
-    """Raises: InvalidError that names the first stateful operator of a streaming DataFrame.
+    """Check a streaming DataFrame. Raises: InvalidError that names its first stateful operator.
 
     If the session does not let Python look at the plan, :func:`check_no_state` checks at the first batch instead.
     """
@@ -52,7 +52,7 @@ def check_stateless(rows: DataFrame) -> None:
 
 
 def check_no_state(location: Location) -> None:
-    """Raises: InvalidError if Spark keeps state of its own in the checkpoint location of a query."""
+    """Check a query's checkpoint location. Raises: InvalidError if Spark keeps state in it."""
     if location.read(_METADATA) is not None:
         raise InvalidError(
             "the query has an operator that keeps state in Spark: there is some in its checkpoint location",
@@ -62,7 +62,7 @@ def check_no_state(location: Location) -> None:
 
 
 def _first_stateful(rows: Any) -> str | None:
-    """The user's name of the first operator that keeps state, else None."""
+    """Return the user's name of the first operator that keeps state, else None."""
     pending = [rows._jdf.queryExecution().analyzed()]  # without subqueries: Spark itself refuses streams there
     while pending:
         node = pending.pop()
@@ -74,7 +74,7 @@ def _first_stateful(rows: Any) -> str | None:
 
 
 def _stateful(node: Any) -> str | None:
-    """The user's name of an operator that keeps state, else None."""
+    """Return the user's name of an operator that keeps state, else None."""
     name: str = node.nodeName()
     if name not in _STATEFUL and name not in _JOINS:
         return None

@@ -1,5 +1,7 @@
-"""What the log of the driver says about a query: took over, restored, failed, publishing again, stopping, stopped. The
-lines about published batches are bounded, as those about commits of a consumer loop are."""
+"""The driver's log lines about a query: took over, restored, failed, publishing again, stopping, stopped.
+
+The lines about published batches are limited in number, like those about the commits of a consumer loop.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ INTERVAL_S = 30.0
 
 
 class BatchLog:
-    """What the log says about the batches of one query: the report of the first, and then at most one line in
-    :data:`INTERVAL_S` seconds with the sums since the line before. A batch whose output is delivered again has a line
-    of its own."""
+    """The log lines about the batches of one query.
+
+    The first line is the report of the first batch. After that, there is at most one line in :data:`INTERVAL_S`
+    seconds, with the sums since the line before. A batch whose output is delivered again gets its own line.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +34,7 @@ class BatchLog:
         self._reports: list[BatchReport] = []
 
     def published(self, report: BatchReport) -> None:
-        """Count a batch, and write the line if it is time."""
+        """Count a batch, and write the line if it is due."""
         with self._lock:
             now = self._clock.monotonic()
             if report.replayed:
@@ -41,7 +45,7 @@ class BatchLog:
                 self._flush(now)
 
     def close(self) -> None:
-        """Write the line about batches that no line has counted."""
+        """Write a line about the batches that no line has counted yet."""
         with self._lock:
             self._flush(self._clock.monotonic())
 
@@ -76,7 +80,7 @@ class BatchLog:
 
 
 def took_over(config: JobConfig, epoch: Epoch) -> None:
-    """The driver owns the job."""
+    """Log that the driver owns the job."""
     job = config.job_name
     newest = max((one.sequence for one in epoch.checkpoints.values() if one is not None), default=0)
     at = f"continues after sequence {newest}" if newest else "nothing is published yet"
@@ -87,7 +91,7 @@ def took_over(config: JobConfig, epoch: Epoch) -> None:
 
 
 def restored(job: str, report: RestoreReport) -> None:
-    """An executor has restored a store from a backend."""
+    """Log that an executor has restored a store from a backend."""
     why = "; ".join(f"{factory} was not used: {reason}" for factory, reason in report.reasons.items())
     tell(
         log, Event.RESTORED, "%s/%s: restored on an executor from %s in %.3f s (%s fetched, %s reused, %s); %s",
@@ -100,22 +104,22 @@ def restored(job: str, report: RestoreReport) -> None:
 
 
 def publishing_again(job: str, error: BaseException) -> None:
-    """The outcome of a publish is unknown."""
+    """Log that the outcome of a publish is unknown."""
     tell(log, Event.RETRYING, "%s: publishing again: %s", job, error, level=logging.WARNING, job=job)
 
 
 def failed(job: str, error: BaseException) -> None:
-    """A batch has failed, which ends the query."""
+    """Log that a batch has failed, which ends the query."""
     what = type(error).__name__
     first = next(iter(str(error).splitlines()), "")
     tell(log, Event.FAILED, "%s: a batch failed: %s: %s", job, what, first, level=logging.ERROR, job=job, error=what)
 
 
 def stopping(job: str, why: str) -> None:
-    """The query was asked to stop."""
+    """Log that the query was asked to stop."""
     tell(log, Event.STOPPING, "%s: stopping because %s", job, why, job=job, why=why)
 
 
 def stopped(job: str, why: str) -> None:
-    """The query has stopped, and the job has no owner."""
+    """Log that the query has stopped, and the job has no owner."""
     tell(log, Event.STOPPED, "%s: the query has stopped, because %s", job, why, job=job, why=why)

@@ -1,6 +1,6 @@
 """``StateTable``: looks up values in a store of another job, at its newest checkpoint, on the driver and on executors.
 
-Each process opens a table once, however many tasks of Spark use it, and keeps it until it ends.
+Each process opens a table once, however many Spark tasks use it, and keeps it open until the process ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _opening = threading.Lock()
 class StateTable:
     """A store of another job, read-only. Use it in ``mapInArrow``, ``mapInPandas`` and process functions.
 
-    It reads the job's checkpoint topic, and fetches only what is new: it fences nobody and writes nothing. All Python
-    workers of a machine share the fetched files, below ``state.dir``.
+    It reads the job's checkpoint topic, and fetches only what is new. It fences nobody and writes nothing. All Python
+    workers of a machine share the fetched files in ``state.dir``.
 
     Args:
         config: the other job. Executors need its Kafka and its blob store.
@@ -68,20 +68,20 @@ class StateTable:
         return f"StateTable(store={self._store!r}, tasks={self._tasks!r})"
 
     def get(self, key: Any) -> Any | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         return self.get_many([key])[0]
 
     def get_many(self, keys: Iterable[Any]) -> list[Any | None]:
-        """The values of keys, in their order, as the store's serdes read them; None for null and for an absent key.
+        """Return the values of keys in their order, decoded by the store's serdes. Null and absent keys give None.
 
-        All values of a call are of the same checkpoints. Raises: RetryableError (Kafka or the blob store do not
+        All values of a call come from the same checkpoints. Raises: RetryableError (Kafka or the blob store does not
         answer; Spark runs the task again), MissingState if the job has no checkpoint yet, CorruptError, AccessDenied.
         """
         _, read, _ = self._serdes
         return [None if value is None else read(value) for value in self._found(keys)]
 
     def lookup(self, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """As :meth:`get_many`, from and to Arrow: the values have the type that ``statemgr.state`` shows."""
+        """Like :meth:`get_many`, from and to Arrow. The values have the type that ``statemgr.state`` shows."""
         return self._serdes[2](self._found(keys.to_pylist()))
 
     @cached_property

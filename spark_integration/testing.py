@@ -1,9 +1,8 @@
 """Runs a stateful query without Kafka, without a blob store and without executors, for the tests of an application.
 
 Spark plans the rows: the steps after the state, and which task has which key. The attempts at the tasks run in the
-process of the test, so that a debugger stops in them. Commits, publishes,
-restores and RocksDB are those of production. Kafka, the blob store and the clock are those of
-:class:`statemgr.testing.JobTester`.
+test's process, so a debugger can stop in them. Commits, publishes, restores and RocksDB are those of production.
+Kafka, the blob store and the clock are those of :class:`statemgr.testing.JobTester`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from statemgr.testing.memory_servers import START_MS, MemoryServers
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The topic that the rows are from, as the checkpoints name it.
+#: The topic of the rows, as the checkpoints name it.
 TOPIC = "input"
 #: Spark's metadata of the column that has a watermark.
 _WATERMARK = "spark.watermarkDelayMs"
@@ -48,16 +47,16 @@ Moment = Literal["publish", "output"]
 
 
 class SparkJobTester:
-    """A stateful query that runs in the process of the test until the ``with`` block ends.
+    """A stateful query that runs in the test's process until the ``with`` block ends.
 
     An exception of ``process``, of a processor or of the output ends the query, as in production. The call that caused
     it raises it, and :meth:`restore` starts the query again, which runs the failed batch again.
 
     Args:
-        query: a :class:`StatefulQuery`, or what ``transformWithState`` and its relatives give. Its input is never
+        query: a :class:`StatefulQuery`, or the result of ``transformWithState`` and its relatives. Its input is never
             read: :meth:`batch` takes its place. If it has a function as its output, this is called.
         schema: the columns of the rows that the query's input has, as a StructType or DDL.
-        watermark: a column of the rows, and by how many seconds rows may be late, as ``withWatermark`` takes them.
+        watermark: a column of the rows, and how late rows may be in seconds, as ``withWatermark`` takes them.
         spark: the session; without one, the active session or a new local one.
         start_ms: the time at which the clock begins, in epoch milliseconds.
         permissions: one-shot permissions, as for :meth:`StatefulQuery.start`.
@@ -111,12 +110,12 @@ class SparkJobTester:
     def batch(
         self, rows: Iterable[Any] = (), *, lost_attempts: int = 0, crash_before: Moment | None = None
     ) -> list[Row]:
-        """Run one micro-batch. Returns: the rows that the output was given; none if the driver crashed.
+        """Run one micro-batch. Returns: the rows that the output got; none if the driver crashed.
 
         Args:
             rows: tuples, dictionaries or ``Row`` objects with the columns of ``schema``; or a pandas data frame.
-            lost_attempts: so many attempts at each task are thrown away after they have ended, as if their executor
-                was lost, before one counts.
+            lost_attempts: the number of attempts at each task that are thrown away after they have ended, as if their
+                executor was lost, before one counts.
             crash_before: the driver dies before it publishes the state, or before it calls the output. Then call
                 :meth:`restore`, which runs the batch again.
 
@@ -134,7 +133,7 @@ class SparkJobTester:
     def advance(self, *, seconds: float) -> list[Row]:
         """Move the clock ahead and run a batch without rows, in which timers expire and TTLs end.
 
-        Returns: the rows that the output was given. Raises: InvalidError if ``seconds`` is negative; as :meth:`batch`.
+        Returns: the rows that the output got. Raises: InvalidError if ``seconds`` is negative; as :meth:`batch`.
         """
         self._check_running("run a batch")
         if seconds < 0:
@@ -152,7 +151,7 @@ class SparkJobTester:
     def state(
         self, store: str | None = None, *, variable: str | None = None, timers: bool = False
     ) -> list[dict[str, Any]]:
-        """What is published, in the order of tasks and keys, with the columns of the source ``statemgr.state``.
+        """Return the published state in the order of tasks and keys, with the columns of the source ``statemgr.state``.
 
         Args:
             store: needed if the job has several.
@@ -181,7 +180,7 @@ class SparkJobTester:
     # --- the life of the query -----------------------------------------------------------------------------------
 
     def crash(self, *, lose_disk: bool = False) -> None:
-        """End the driver at once, between two batches.
+        """Kill the driver immediately, between two batches.
 
         Args:
             lose_disk: the local state is lost too, as on new machines.
@@ -194,14 +193,14 @@ class SparkJobTester:
             self._servers.lose_disk()
 
     def restore(self, backend: str | None = None, *, query: StatefulQuery | StatefulFrame | None = None) -> list[Row]:
-        """Start the query again after :meth:`crash` or an error, and run the batch again that had not ended.
+        """Start the query again after :meth:`crash` or an error, and run the unfinished batch again.
 
         Args:
             backend: the factory that restores all stores, for example ``kafka-changelog``. The local disk is lost
-                first, so that the state comes from there. Without one, the query restores as it is configured.
+                first, so that the state comes from the backend. Without one, the query restores as configured.
             query: a new version of the application, with the same configuration.
 
-        Returns: the rows that the output was given. Raises: InvalidError if the query runs, or if it has no backup in
+        Returns: the rows that the output got. Raises: InvalidError if the query runs, or if it has no backup in
             ``backend``; what a restore raises.
         """
         self._servers.check_open("SparkJobTester")
@@ -216,7 +215,7 @@ class SparkJobTester:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _adapted(self, query: StatefulQuery | StatefulFrame) -> StatefulQuery:
-        """The query on the servers in memory. Raises: InvalidError if it is not complete."""
+        """Return the query on in-memory servers. Raises: InvalidError if it is not complete."""
         given = _query_of(query)
         self._user_output = given._output if callable(given._output) else None
         adapted = replace(given, config=self.config, manager=self._manager)
@@ -258,7 +257,7 @@ class SparkJobTester:
         return self._servers.manager(config, partitioner)
 
     def _attempts(self, rows: DataFrame, work: Work) -> list[Any]:
-        """Run the attempts here, instead of on executors. Raises: whatever they raise."""
+        """Run the attempts here instead of on executors. Raises: whatever they raise."""
         shipped: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
         table = rows.toArrow()
         numbers = table[TASK_COLUMN]
@@ -274,7 +273,7 @@ class SparkJobTester:
         return found
 
     def _rows_of(self, rows: DataFrame) -> Mapping[str, int]:
-        """How many rows each partition of the input has: all are in the first one, or where their column says."""
+        """Return the number of rows in each partition of the input: all in the first one, or as their column says."""
         partitioning = self._query._partitioning
         assert partitioning is not None
         if partitioning.by_key:
@@ -283,7 +282,7 @@ class SparkJobTester:
         return {f"{TOPIC}-{row[0]}": row[1] for row in counted}
 
     def _latest(self, rows: DataFrame) -> int | None:
-        """The watermark that follows the rows, in epoch milliseconds."""
+        """Return the watermark that follows from the rows, in epoch milliseconds."""
         if self._delay is None:
             return None
         column, delay = self._delay
@@ -313,14 +312,14 @@ class _Crashed(Exception):
 
 @dataclass(frozen=True)
 class _Pending:
-    """A batch that has not ended."""
+    """An unfinished batch."""
 
     rows: DataFrame
     source: BatchInput
 
 
 class _NewLocation(Location):
-    """A checkpoint location in memory."""
+    """An in-memory checkpoint location."""
 
     def __init__(self) -> None:
         self.uri = "memory:/location"
@@ -347,7 +346,7 @@ class _Log(OffsetLog):
         return self.current
 
     def next_batch(self, rows: Mapping[str, int], time_ms: int) -> BatchInput:
-        """The next batch, with so many rows from each partition."""
+        """Plan the next batch, with this many rows from each partition."""
         ends = dict(self._offsets)
         for partition, count in rows.items():
             ends[partition] = ends.get(partition, 0) + count
@@ -355,20 +354,20 @@ class _Log(OffsetLog):
         return BatchInput(self._next, starts, ends, time_ms, self._watermark_ms)
 
     def ended(self, batch: BatchInput, watermark_ms: int | None) -> None:
-        """A batch has ended, whose rows give this watermark."""
+        """Note that a batch has ended. Its rows give this watermark."""
         self._next, self._offsets = batch.batch_id + 1, dict(batch.end)
         known = [time for time in (self._watermark_ms, watermark_ms) if time is not None]
         self._watermark_ms = max(known, default=None)
 
 
 def _attempt(shipped: bytes, task: int, rows: pa.Table, retries: int = 0) -> tuple[bytes, TaskReport]:
-    """An attempt with a copy of the query's functions and objects of its own, as an executor has it."""
+    """Run an attempt with its own copy of the query's functions and objects, as an executor has it."""
     work: Work = cloudpickle.loads(shipped)
     return attempt(work, task, iter(rows.to_batches()), retries=retries)
 
 
 def _retried(shipped: bytes, task: int, rows: pa.Table) -> tuple[bytes, TaskReport]:
-    """An attempt, repeated as Spark does."""
+    """Run an attempt, and repeat it as Spark does."""
     for number in range(_ATTEMPTS):
         try:
             return _attempt(shipped, task, rows, number)
@@ -379,7 +378,7 @@ def _retried(shipped: bytes, task: int, rows: pa.Table) -> tuple[bytes, TaskRepo
 
 
 def _with_watermark(schema: StructType, column: str, seconds: float) -> StructType:
-    """The schema, marked as ``withWatermark`` marks it. Raises: InvalidError for a column that it does not have."""
+    """Return the schema, marked as ``withWatermark`` marks it. Raises: InvalidError for a missing column."""
     if column not in schema.names:
         raise InvalidError(
             "the rows have no such column for the watermark", hint=f"they have {', '.join(schema.names)}", column=column

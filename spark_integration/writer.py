@@ -29,10 +29,10 @@ _BROKERS = "kafka.bootstrap.servers"
 
 
 class StatefulWriter:
-    """Its methods change the writer and return it, as those of Spark's ``DataStreamWriter``.
+    """Writes a query's output. Its methods change and return the writer, as those of Spark's ``DataStreamWriter`` do.
 
     Args:
-        mode: the output mode that the query has, if it was chosen before.
+        mode: the query's output mode, if it is already chosen.
     """
 
     def __init__(self, query: StatefulQuery, mode: str | None = None) -> None:
@@ -47,32 +47,40 @@ class StatefulWriter:
     # --- where the rows go ----------------------------------------------------------------------------------------
 
     def foreachBatch(self, func: OutputFunction) -> StatefulWriter:
-        """Call ``func(df, sequence)`` for each batch. The sequence takes the place of Spark's batch ID: it goes on when
-        the checkpoint location is lost. A sequence may be given again, and then has the same rows."""
+        """Call ``func(df, sequence)`` for each batch.
+
+        The sequence replaces Spark's batch ID: it continues after a loss of the checkpoint location. A sequence may be
+        repeated, and then has the same rows.
+        """
         self._output = func
         return self
 
     def foreach(self, f: Any) -> StatefulWriter:
-        """Call ``f(row)``, or ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)`` of an object, on
-        the executors. Raises: InvalidError if ``f`` is neither."""
+        """Call ``f(row)``, or an object's methods, on the executors.
+
+        The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. Raises: InvalidError if
+        ``f`` is neither a function nor such an object.
+        """
         self._output = ForeachOutput(f, self._query.config.tasks)
         return self
 
     def format(self, source: str) -> StatefulWriter:
-        """``kafka``, a format of files, ``memory``, ``console``, or any format of Spark's batch writer."""
+        """Set the format: ``kafka``, a file format, ``memory``, ``console``, or any format of Spark's batch writer."""
         self._format = source.lower()
         return self
 
     def partitionBy(self, *cols: str) -> StatefulWriter:
-        """Columns whose values become directories."""
+        """Set the columns whose values become directories."""
         self._partition_by = cols
         return self
 
     # --- the query ------------------------------------------------------------------------------------------------
 
     def outputMode(self, outputMode: str) -> StatefulWriter:
-        """Append or update, which differ only in ``transformWithState``. Raises: InvalidError for another one, or if it
-        differs there."""
+        """Set append or update, which differ only in ``transformWithState``.
+
+        Raises: InvalidError for another mode, or if it differs from the one that is set there.
+        """
         mode = outputMode.lower()
         if mode not in ("append", "update"):
             raise InvalidError(f"the output mode {outputMode!r} cannot be used", hint="use append or update")
@@ -84,13 +92,13 @@ class StatefulWriter:
         return self
 
     def queryName(self, queryName: str) -> StatefulWriter:
-        """The query's name in Spark, and that of the view for the format ``memory``."""
+        """Set the query's name in Spark, which also names the view of the format ``memory``."""
         self._name = queryName
         self._query = self._query.queryName(queryName)
         return self
 
     def trigger(self, **trigger: Any) -> StatefulWriter:
-        """As ``DataStreamWriter.trigger``; without continuous processing."""
+        """Set the trigger as ``DataStreamWriter.trigger`` does, without continuous processing."""
         self._query = self._query.trigger(**trigger)
         return self
 
@@ -107,7 +115,7 @@ class StatefulWriter:
         return self
 
     def on_batch(self, report: OnBatch) -> StatefulWriter:
-        """As :meth:`StatefulQuery.on_batch`, which Spark does not have."""
+        """Like :meth:`StatefulQuery.on_batch`. Spark has no such method."""
         self._query = self._query.on_batch(report)
         return self
 
@@ -131,7 +139,7 @@ class StatefulWriter:
         format: str | None = None,  # noqa: A002
         **permissions: Unpack[PermissionFlags],
     ) -> RunningQuery:
-        """Start the query with its output in a table, which is made if it does not exist. Raises: as :meth:`start`."""
+        """Start the query with its output in a table, and create the table if needed. Raises: as :meth:`start`."""
         kind = format or self._format
         return self._start(
             TableOutput(tableName, self._query.config.job_key, kind, self._partition_by, self._options), permissions

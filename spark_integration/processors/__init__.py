@@ -1,1 +1,1 @@
-"""Spark's arbitrary stateful operators on statemgr's state: ``StatefulProcessor`` classes run as they are."""
+"""Spark's arbitrary stateful operators on statemgr's state. They run ``StatefulProcessor`` classes unchanged."""

@@ -1,6 +1,6 @@
 """``stateful(df, keys…)``: Spark's ``groupBy(keys…)`` for processors whose state statemgr keeps.
 
-Takes ``StatefulProcessor`` classes, and functions with a ``GroupState``, as they are.
+Runs unchanged ``StatefulProcessor`` classes, and functions with a ``GroupState``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def stateful(
     """Group a stream over Kafka by columns, as ``df.groupBy(*keys)`` does.
 
     Args:
-        source: a function from ``startingOffsets`` to a streaming DataFrame, or such a DataFrame: as for
+        source: a function from ``startingOffsets`` to a streaming DataFrame, or such a DataFrame, as for
             :meth:`StatefulQuery.input`.
         keys: names of columns.
         config: the job. ``job.tasks`` is the number of state partitions.
@@ -54,7 +54,7 @@ def stateful(
 
 @dataclass(frozen=True)
 class StatefulGroups:
-    """A stream that is grouped by key, with the methods of Spark's ``GroupedData`` that keep arbitrary state."""
+    """A stream grouped by key, with the methods of Spark's ``GroupedData`` that keep arbitrary state."""
 
     _query: StatefulQuery
     _keys: tuple[str, ...]
@@ -69,15 +69,15 @@ class StatefulGroups:
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> StatefulFrame:
-        """As Spark's: the processor takes and yields ``Row`` objects.
+        """Like Spark's: the processor takes and yields ``Row`` objects.
 
-        The rows of ``initialState``, which is ``df.groupBy(…)`` by the same columns, are passed to
-        ``handleInitialState`` in the first batch that is published for the job, and never again.
+        ``initialState`` is ``df.groupBy(…)`` by the same columns. ``handleInitialState`` gets its rows in the first
+        batch that is published for the job, and never again.
 
         With ``eventTimeColumnName``, a batch fails if the processor yields a row that is not newer than the watermark
         of the batch before.
 
-        Raises: InvalidError for an unknown mode, and for a column that is no event time.
+        Raises: InvalidError for an unknown mode, and for a column that has no event time.
         """
         return self._transformed(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
@@ -92,7 +92,7 @@ class StatefulGroups:
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> StatefulFrame:
-        """As :meth:`transformWithState`, with pandas data frames in place of rows."""
+        """Like :meth:`transformWithState`, with pandas data frames instead of rows."""
         return self._transformed(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
         )
@@ -105,7 +105,7 @@ class StatefulGroups:
         outputMode: str,
         timeoutConf: str,
     ) -> StatefulFrame:
-        """As Spark's: ``func(key, frames, state)`` yields data frames, and ``state`` is a ``GroupState``.
+        """Like Spark's: ``func(key, frames, state)`` yields data frames, and ``state`` is a ``GroupState``.
 
         Raises: InvalidError for an unknown mode or timeout.
         """

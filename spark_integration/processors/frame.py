@@ -16,7 +16,7 @@ from statemgr.errors import InvalidError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: Methods of a DataFrame that give another one and keep no state.
+#: Methods of a DataFrame that return another DataFrame and keep no state.
 _STATELESS = {
     "alias", "crossJoin", "drop", "dropna", "fillna", "filter", "hint", "join", "mapInArrow", "mapInPandas", "melt",
     "replace", "select", "selectExpr", "to", "toDF", "unpivot", "where", "withColumn", "withColumnRenamed",
@@ -31,20 +31,23 @@ _STATEFUL = {
 
 @dataclass(frozen=True)
 class StatefulFrame:
-    """The rows that a processor yields. ``select``, ``where`` and the other methods of a DataFrame that keep no state
-    change them; a join takes a DataFrame that is no stream. Name columns with ``pyspark.sql.functions.col``."""
+    """The rows that a processor yields.
+
+    ``select``, ``where`` and the other stateless methods of a DataFrame change them. A join takes a DataFrame that is
+    not a stream. Name columns with ``pyspark.sql.functions.col``.
+    """
 
     _query: StatefulQuery
     _mode: str
 
     @property
     def writeStream(self) -> StatefulWriter:
-        """Where the output goes."""
+        """A writer of the output."""
         return StatefulWriter(self._query, self._mode)
 
     @property
     def schema(self) -> StructType:
-        """The columns. Raises: AnalysisException if a method got what does not fit; InvalidError without a session."""
+        """The columns. Raises: AnalysisException if an argument does not fit; InvalidError without a session."""
         from pyspark.sql import SparkSession
 
         session = SparkSession.getActiveSession()
@@ -58,7 +61,7 @@ class StatefulFrame:
         return self.schema.names
 
     def transform(self, func: Callable[..., StatefulFrame], *args: Any, **kwargs: Any) -> StatefulFrame:
-        """``func(self, …)``, as Spark's."""
+        """Return ``func(self, …)``, like Spark's."""
         return func(self, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., StatefulFrame]:

@@ -1,8 +1,8 @@
-"""``applyInPandasWithState`` as a stateful processor: one value state, and at most one timer for each key.
+"""``applyInPandasWithState`` as a stateful processor with one value state, and at most one timer per key.
 
 As in Spark 4.2, a call that updates or removes the state also ends the timeout of its key, unless it sets another one.
-A call that changes nothing keeps the timeout: if that has come, it comes again in each batch. A key times out once the
-clock, or the watermark, is beyond its timeout, so its timer is a millisecond later.
+A call that changes nothing keeps the timeout. A timeout that has passed then comes again in each batch. A key times
+out once the clock, or the watermark, is beyond its timeout, so its timer is a millisecond later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-#: Spark's timeouts, and the time modes of processors that have the same clock.
+#: Spark's timeouts, and the time modes of processors with the same clock.
 TIMEOUTS = {
     GroupStateTimeout.NoTimeout: "none",
     GroupStateTimeout.ProcessingTimeTimeout: "processingtime",
@@ -41,7 +41,7 @@ class GroupFunction(StatefulProcessor):
         self._has_watermark = False
 
     def of(self, rows: DataFrame, *, has_watermark: bool) -> GroupFunction:
-        """The same for an input. A function that is called for a timeout gets an empty frame with its columns."""
+        """Return the same function for an input. A call for a timeout gets an empty frame with the input's columns."""
         bound = copy(self)
         bound._columns, bound._has_watermark = rows.columns, has_watermark
         return bound
@@ -60,7 +60,7 @@ class GroupFunction(StatefulProcessor):
         return self._called(tuple(key), frames, timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def _called(self, key: Any, frames: Iterable[Any], times: Any, expired_ms: int | None) -> Iterator[Any]:
-        """``expired_ms``: the timer that has expired, which is deleted after the call."""
+        """Call the function. ``expired_ms`` is the expired timer, which is deleted after the call."""
         old = self._value.get()
         state = GroupState(
             optionalValue=old,  # type: ignore[arg-type]  # any tuple will do

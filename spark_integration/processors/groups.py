@@ -1,7 +1,7 @@
-"""The rows of a task, grouped by key, in the form that a processor takes; and what it yields, as record batches.
+"""Turns a task's rows into groups for a processor, and the rows that the processor yields into record batches.
 
-Spark sorts the rows of a task by the key before they reach Python, so a group is a run of equal keys, and one group is
-never held in memory as a whole. Conversions are Spark's own, so a processor sees what it sees under
+Spark sorts the rows of a task by the key before they reach Python, so a group is a run of equal keys, and a
+complete group is never in memory. Conversions are Spark's own, so a processor sees what it sees under
 ``transformWithState``. Source: ``pyspark/sql/pandas/serializers.py`` of PySpark 4.2.
 """
 
@@ -24,10 +24,10 @@ from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
 from statemgr.errors import InvalidError
 
-#: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input. If not,
-#: they are initial state.
+#: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input or initial
+#: state.
 Group = tuple[bytes, tuple[Any, ...], Iterator[Any], bool]
-#: The bytes of a row's key, the key as the processor sees it, and the row, or a frame of rows that follow each other.
+#: The bytes of a row's key, the key as the processor sees it, and the row, or a frame of consecutive rows.
 _Keyed = tuple[bytes, tuple[Any, ...], Any]
 
 
@@ -35,8 +35,8 @@ _Keyed = tuple[bytes, tuple[Any, ...], Any]
 class Form:
     """How rows are passed to a processor: as ``Row`` objects or as pandas data frames.
 
-    ``sliced``: frames are parts of record batches, with their types, as ``applyInPandasWithState`` has them. Otherwise
-    they are made of rows, as ``transformWithStateInPandas`` has them. ``timezone``, ``safe`` and ``rows_per_frame``
+    ``sliced``: frames are parts of record batches, with their types, as in ``applyInPandasWithState``. Otherwise, they
+    are made of rows, as in ``transformWithStateInPandas``. ``timezone``, ``safe`` and ``rows_per_frame``
     are the session's settings when the query started.
     """
 
@@ -49,7 +49,7 @@ class Form:
 
 @dataclass(frozen=True)
 class EventTime:
-    """The column with the watermark. ``window``: it is a window, whose end is its time."""
+    """The column with the watermark. ``window``: the column is a window, whose end is its time."""
 
     column: str
     window: bool
@@ -58,8 +58,10 @@ class EventTime:
 def in_time(
     batches: Iterable[pa.RecordBatch], event_time: EventTime, late_ms: int, count_late: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches without late rows: those whose time is at or before ``late_ms`` (epoch milliseconds). A row without
-    a time is never late. ``count_late`` is called with the number of late rows of each batch."""
+    """Yield the batches without late rows. A row is late if its time is at or before ``late_ms`` (epoch milliseconds).
+
+    A row without a time is never late. ``count_late`` gets the number of late rows in each batch.
+    """
     for batch in batches:
         in_time = pc.fill_null(pc.greater(_micros(batch, event_time), late_ms * 1000), True)
         if IS_INPUT in batch.schema.names:
@@ -70,7 +72,7 @@ def in_time(
 
 
 def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: int) -> Iterator[pa.RecordBatch]:
-    """The batches of an output. Raises: InvalidError if a time is at or before ``limit_ms`` (epoch milliseconds)."""
+    """Yield an output's batches. Raises: InvalidError if a time is at or before ``limit_ms`` (epoch milliseconds)."""
     for batch in batches:
         earliest = pc.min(_micros(batch, event_time)).as_py()
         if earliest is not None and earliest <= limit_ms * 1000:
@@ -86,8 +88,10 @@ def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: in
 def grouped(
     batches: Iterable[pa.RecordBatch], key: StructType, form: Form, coming: Callable[[list[bytes]], None]
 ) -> Iterator[Group]:
-    """The groups, one after the other, a key's initial state before its input. Rows of a group that nobody reads are
-    skipped. ``coming`` is called with the bytes of the keys of a record batch, row by row, before its first group."""
+    """Yield the groups one after the other, a key's initial state before its input. Unread rows of a group are skipped.
+
+    Before the first group of a record batch, ``coming`` gets the bytes of its keys, row by row.
+    """
     rows = (row for batch in batches for row in _marked(batch, key, form, coming))
     for (encoded, is_input), run in groupby(rows, key=itemgetter(0, 1)):
         first = next(run)
@@ -97,7 +101,7 @@ def grouped(
 
 
 def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
-    """What a processor yields, as record batches of the output schema."""
+    """Convert what a processor yields to record batches of the output schema."""
     if form.pandas:
         for frame, sizes in _gathered(produced, form.rows_per_frame):
             yield from _of_frames(frame, sizes, schema, form)
@@ -116,10 +120,11 @@ def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterat
 
 
 def _gathered(produced: Iterable[Any], most: int) -> Iterator[tuple[Any, list[int]]]:
-    """What is yielded, with frames of the same columns and types in one frame, and the rows of each.
+    """Yield the processor's results. Frames with the same columns and types become one frame, with the rows of each.
 
-    Copies the values: a processor may change a frame that it has yielded. Keeps no frame, because thousands of them
-    take Python's garbage collection longer than their conversion. Raises: InvalidError for anything but a frame.
+    This copies the values, because a processor may change a frame that it has yielded. It keeps no frame, because
+    Python's garbage collection of thousands of them takes longer than their conversion. Raises: InvalidError for
+    anything but a frame.
     """
     import pandas as pd
 
@@ -163,7 +168,7 @@ def _other(yielded: object, wanted: str) -> InvalidError:
 
 
 def _of_frames(frame: Any, sizes: list[int], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
-    """Frames that were joined to one, as record batches."""
+    """Convert frames that were joined into one to record batches."""
     convert = partial(
         PandasToArrowConversion.convert,
         schema=schema,
@@ -175,7 +180,7 @@ def _of_frames(frame: Any, sizes: list[int], schema: StructType, form: Form) -> 
     if len(sizes) > 1:
         try:
             joined = convert(frame, arrow_cast=False)
-        except Exception:  # some frame needs a cast, which depends on all values that are cast together
+        except Exception:  # a frame needs a cast, which depends on all values that are cast together
             parts = [frame.iloc[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
         else:
             yield joined
@@ -185,7 +190,7 @@ def _of_frames(frame: Any, sizes: list[int], schema: StructType, form: Form) -> 
 
 
 def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
-    """The time of each row, in epoch microseconds."""
+    """Return the time of each row, in epoch microseconds."""
     times = batch.column(event_time.column)
     if event_time.window:
         times = pc.struct_field(times, "end")
@@ -195,7 +200,7 @@ def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
 def _marked(
     batch: pa.RecordBatch, key: StructType, form: Form, coming: Callable[[list[bytes]], None]
 ) -> Iterator[tuple[bytes, bool, tuple[Any, ...], Any]]:
-    """Each row with its key, and whether it is input."""
+    """Yield each row with its key, and whether it is input."""
     read = _slices if form.sliced else _runs if form.pandas else _rows
     parts = parted(batch)
     if parts is None:
@@ -216,8 +221,10 @@ def _marked(
 
 @dataclass(frozen=True)
 class _Keys:
-    """The keys of a batch's rows. ``at``: their columns; ``values`` are Arrow's, because pandas turns whole numbers
-    into floating ones where a batch has a null."""
+    """The keys of a batch's rows. ``at`` lists their columns.
+
+    ``values`` are Arrow's, because pandas turns whole numbers into floats where a batch has a null.
+    """
 
     at: list[int]
     values: list[tuple[Any, ...]]
@@ -231,7 +238,7 @@ class _Keys:
         return cls(at, values, list(_encoded(values, schema)))
 
     def runs(self) -> Iterator[tuple[bytes, int, int]]:
-        """The bytes of each key, and where its rows begin and end."""
+        """Yield the bytes of each key, and the start and the end of its rows."""
         end = 0
         for encoded, run in groupby(self.encoded):
             start, end = end, end + sum(1 for _ in run)
@@ -246,15 +253,15 @@ def _rows(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
 
 
 def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
-    """The rows of each key as one frame, with the names and types that pandas gives to a list of rows."""
+    """Yield the rows of each key as one frame, with the names and types that pandas gives to a list of rows."""
     import pandas as pd
 
     series = ArrowBatchTransformer.to_pandas(batch, timezone=form.timezone)
     frame = pd.DataFrame(list(pd.concat(series, axis=1).itertuples(index=False)))
-    # of the other types, the rows of one key have the type that all rows have
+    # for other types, the rows of one key have the type that all rows have
     inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
     shown = list(zip(*(frame.iloc[:, i] for i in keys.at), strict=True))
-    # what groupby does for each group, without its overhead: it takes half the time of frame.iloc[start:end]
+    # this does what groupby does for each group, without its overhead: it takes half the time of frame.iloc[start:end]
     manager = frame._mgr
     for encoded, start, end in keys.runs():
         own = manager.get_slice(slice(start, end), axis=1)
@@ -264,7 +271,7 @@ def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
 
 
 def _slices(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
-    """The rows of each key as one frame."""
+    """Yield the rows of each key as one frame."""
     import pandas as pd
 
     for encoded, start, end in keys.runs():
@@ -273,7 +280,7 @@ def _slices(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
 
 
 def _frames(parts: Iterator[Any], most: int) -> Iterator[Any]:
-    """Frames of up to ``most`` rows, from a group's rows in one record batch or several. Each index begins at 0."""
+    """Yield frames of up to ``most`` rows from a group's rows in one or more record batches. Indexes begin at 0."""
     gathered: list[Any] = []
     for part in parts:
         gathered.append(part)

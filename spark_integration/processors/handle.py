@@ -1,4 +1,4 @@
-"""``StatefulProcessorHandle`` over a store, and the one that finds out on the driver what ``init`` declares."""
+"""``StatefulProcessorHandle`` on a store, and the driver's handle, which finds out what ``init`` declares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATE = "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"
 
 
 class Handle(StatefulProcessorHandle):
-    """What both handles share: which calls are allowed when, and the declared variables."""
+    """The common parts of both handles: which calls are allowed when, and the declared variables."""
 
     def __init__(self, time_mode: str, phase: int) -> None:
         self.phase = phase
@@ -106,7 +106,7 @@ class Handle(StatefulProcessorHandle):
 
 
 class Discovery(Handle):
-    """The driver's handle: notes what ``init`` declares. There is no state here, and no timer."""
+    """The driver's handle. It records what ``init`` declares, and has neither state nor timers."""
 
     def __init__(self, time_mode: str) -> None:
         super().__init__(time_mode, PRE_INIT)
@@ -114,7 +114,7 @@ class Discovery(Handle):
         self._deleted: set[str] = set()
 
     def found(self) -> Declared:
-        """What was declared. Raises: InvalidError for a type that cannot be stored."""
+        """Return the declarations. Raises: InvalidError for a type that cannot be stored."""
         for variable in self.declared.values():
             what = f"the state variable {variable.name!r}"
             check_value_types(variable.schema, what)
@@ -192,7 +192,7 @@ class StoredHandle(Handle):
 
 
 class _NoCells(Cells):
-    """A variable on the driver, where there is no grouping key and no store."""
+    """A variable on the driver, which has neither a grouping key nor a store."""
 
     def __init__(self, variable: Variable) -> None:
         self.name = variable.name

@@ -1,7 +1,7 @@
 """The initial state of a processor: rows that the first batch passes to ``handleInitialState``, before its input.
 
 They join the input of the first batch that is published, so they are in the state exactly once, in the checkpoint with
-that batch. A row has two columns more then: whether it is input, and the initial state's row, null for input.
+that batch. A row then has two more columns: whether it is input, and the initial state's row, which is null for input.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ IS_INPUT, ROW = "__statemgr_is_input", "__statemgr_initial"
 
 @dataclass(frozen=True)
 class InitialState:
-    """Rows of the initial state. ``keys``: the grouping columns, as the input has them."""
+    """Rows of the initial state. ``keys`` are the grouping columns, as the input has them."""
 
     rows: DataFrame
     keys: tuple[str, ...]
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The rows of the initial state of a key come before its input."""
+        """The columns that sort a key's initial state before its input."""
         return (IS_INPUT,)
 
     def added_to(self, rows: DataFrame) -> DataFrame:
-        """The input of a batch with these rows."""
+        """Return the input of a batch together with these rows."""
         from pyspark.sql import functions
 
         whole = functions.struct(*[_quoted(name) for name in self.rows.columns])
@@ -49,7 +49,7 @@ class InitialState:
 
 
 def initial_state(grouped: Any, key: StructType) -> InitialState:
-    """The rows of what was given as ``initialState``: ``df.groupBy(keys…)``.
+    """Return the rows of ``initialState``, which must be ``df.groupBy(keys…)``.
 
     Raises: InvalidError if it is something else, is streaming, or is grouped by other columns than the input.
     """
@@ -70,7 +70,7 @@ def initial_state(grouped: Any, key: StructType) -> InitialState:
 
 
 def parted(batch: pa.RecordBatch) -> tuple[list[bool], pa.RecordBatch, pa.RecordBatch] | None:
-    """Which rows are input; the input; and the rows of the initial state. None for a batch that has input only."""
+    """Return which rows are input, the input, and the rows of the initial state. None for a batch with input only."""
     if IS_INPUT not in batch.schema.names:
         return None
     marks = batch.column(IS_INPUT)

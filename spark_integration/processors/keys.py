@@ -2,11 +2,12 @@
 
 A rescale reads the same bytes: :mod:`statemgr.model.processor_keys`.
 
-Equal keys have equal bytes for ever, and the bytes of a key never begin those of another key of the same types. Values
-are in Spark's internal form (``StructType.toInternal``: a date is a number of days, a timestamp one of microseconds).
+Equal keys always have equal bytes. The bytes of a key are never a prefix of those of another key of the same types.
+Values are in Spark's internal form (``StructType.toInternal``: a date is a number of days, a timestamp a number of
+microseconds).
 
-One field: ``00`` for null, else ``01`` and the value. Numbers are big-endian of the type's width with the sign bit
-flipped; a negative float has all its bits flipped. A decimal is its unscaled value in 16 bytes. Text and binary end
+One field: ``00`` for null, else ``01`` and the value. Numbers are big-endian in the type's width with the sign bit
+flipped. A negative float has all its bits flipped. A decimal is its unscaled value in 16 bytes. Text and binary end
 with ``00 01``, and each ``00`` in them is ``00 FF``. Each element of an array is ``01`` and a field; ``00`` ends the
 array. A struct is its fields.
 """
@@ -23,7 +24,7 @@ from statemgr.errors import CorruptError, InvalidError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-#: Spark's types whose internal form is a whole number → bytes.
+#: Spark's types with a whole number as internal form → its bytes.
 _WHOLE = {
     "ByteType": 1,
     "ShortType": 2,
@@ -36,13 +37,13 @@ _WHOLE = {
 }
 _FLOATS = {"FloatType": (">f", 4), "DoubleType": (">d", 8)}
 _DECIMAL_BYTES = 16
-#: More digits than any decimal of Spark has: Python's default would round those of 29 digits and more.
+#: More digits than any of Spark's decimals. Python's default would round from 29 digits on.
 _DIGITS = Context(prec=100)
 _NULL, _VALUE, _END = b"\x00", b"\x01", b"\x00\x01"
 
 
 def check_key_types(schema: StructType, what: str) -> None:
-    """Raises: InvalidError that names the first field whose type cannot be part of a key."""
+    """Check the types of a key. Raises: InvalidError that names the first field whose type cannot be part of a key."""
     for field in schema.fields:
         if not _can_be_key(field.dataType):
             raise InvalidError(
@@ -53,7 +54,7 @@ def check_key_types(schema: StructType, what: str) -> None:
 
 
 def encode_key(schema: StructType, values: Sequence[Any]) -> bytes:
-    """The bytes of a key. ``values``: one for each field, in Spark's internal form. Raises: InvalidError."""
+    """Return the bytes of a key. ``values``: one for each field, in Spark's internal form. Raises: InvalidError."""
     out = bytearray()
     try:
         for field, value in zip(schema.fields, values, strict=True):
@@ -66,7 +67,7 @@ def encode_key(schema: StructType, values: Sequence[Any]) -> bytes:
 
 
 def decode_key(schema: StructType, data: bytes, at: int = 0) -> tuple[tuple[Any, ...], int]:
-    """The internal values of a key whose bytes begin at ``at``, and where they end. Raises: CorruptError."""
+    """Return the internal values of a key whose bytes start at ``at``, and where they end. Raises: CorruptError."""
     values = []
     try:
         for field in schema.fields:
@@ -102,7 +103,7 @@ def _encode(out: bytearray, kind: DataType, value: Any) -> None:
     elif name in _FLOATS:
         form, size = _FLOATS[name]
         number = float(value)
-        number = float("nan") if number != number else number + 0.0  # one NaN, and no negative zero
+        number = float("nan") if number != number else number + 0.0  # a single NaN, and no negative zero
         bits = int.from_bytes(struct.pack(form, number), "big")
         sign = 1 << (8 * size - 1)
         out += (~bits & (2 * sign - 1) if bits & sign else bits | sign).to_bytes(size, "big")

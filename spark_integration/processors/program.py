@@ -1,4 +1,4 @@
-"""A processor as the part of a query: what it declares, checked against the checkpoint, and what workers run."""
+"""A processor as a query's program: its declarations, checked against the checkpoint, and the workers' function."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _WATERMARK = "spark.watermarkDelayMs"
 class ProcessorProgram:
     """A processor with its grouping columns.
 
-    ``store``: the store's name, None if the job has only one. ``initial_state``: as it was given, or None.
-    ``output_time``: the column of the output that has the event time, None if it is not declared.
+    ``store``: the store's name, None if the job has only one. ``initial_state``: the user's argument, or None.
+    ``output_time``: the output column with the event time; None if none is declared.
     """
 
     processor: StatefulProcessor
@@ -50,7 +50,7 @@ class ProcessorProgram:
     output_time: EventTime | None = None
 
     def prepare(self, config: JobConfig, rows: DataFrame) -> PreparedProcessor:
-        """Find out what the processor declares, before anything is changed.
+        """Find out what the processor declares, before anything changes.
 
         Raises: InvalidError, and whatever ``init`` raises.
         """
@@ -64,7 +64,7 @@ class ProcessorProgram:
                 column=missing,
             )
         check_key_types(key, "the grouping key")
-        # without metadata, which a watermark adds
+        # without metadata, because a watermark adds some
         key = StructType([StructField(column.name, column.dataType, True) for column in key.fields])
         settings = rows.sparkSession.conf
         watermarks = [field for field in rows.schema.fields if _WATERMARK in field.metadata]
@@ -89,7 +89,7 @@ class ProcessorProgram:
         return PreparedProcessor(program, config, store, key, form, event_time, self._declared(), initial)
 
     def _declared(self) -> Declared:
-        """Run ``init`` on a copy, as Spark does: the processor itself is shipped as the user made it."""
+        """Run ``init`` on a copy, as Spark does. The processor itself is shipped unchanged."""
         discovery = Discovery(self.time_mode)
         copy: Any = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]
         copy.init(discovery)
@@ -135,7 +135,7 @@ class PreparedProcessor:
         return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first, next_due)
 
     def _published(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record | None:
-        """The published record; None before the first batch."""
+        """The published record, or None before the first batch."""
         checkpoint = checkpoints.get(task_name(0))
         attachment = next((a for a in checkpoint.attachments if a.name == RECORD), None) if checkpoint else None
         if attachment is not None:
@@ -152,7 +152,7 @@ class PreparedProcessor:
 
 
 def output_time(output: StructType, column: str) -> EventTime:
-    """A column of the output as the one with the event time.
+    """Return the output column with the event time.
 
     Raises: InvalidError if there is no such column, or if it is neither a timestamp nor a window.
     """
@@ -175,7 +175,7 @@ def output_time(output: StructType, column: str) -> EventTime:
 
 
 def _event_time(rows: DataFrame) -> EventTime:
-    """The column with the watermark: the first one, as Spark chooses it. Raises: InvalidError if there is none."""
+    """Return the column with the watermark: the first one, as in Spark. Raises: InvalidError if there is none."""
     for field in rows.schema.fields:
         if _WATERMARK in field.metadata:
             return EventTime(field.name, isinstance(field.dataType, StructType))

@@ -1,4 +1,4 @@
-"""What Spark's handle refuses, with Spark's exception and text. Pure.
+"""Refusals of Spark's handle, with Spark's exceptions and texts. Pure.
 
 Source of the conditions: ``error-conditions.json`` of Spark 4.2.
 """
@@ -37,7 +37,7 @@ _TEXTS = {
 
 
 def refusal(doing: str, condition: str, **parts: Any) -> Exception:
-    """Spark's exception for ``condition`` while ``doing`` something."""
+    """Return Spark's exception for ``condition`` while ``doing`` something."""
     from pyspark.errors import PySparkRuntimeError
 
     text, state = _TEXTS[condition]

@@ -3,13 +3,13 @@
 Steps of :class:`ProcessorRun`:
 
 1. ``init``, which finds the state variables in the task's store
-2. ``handleInputRows`` for each group of rows; in event time, without the rows that are late. In the first batch,
+2. ``handleInputRows`` for each group of rows; in event time, without late rows. In the first batch,
    ``handleInitialState`` for each row or frame of the key's initial state before that
 3. ``handleExpiredTimer`` for each timer that has expired by the batch's time, or by its watermark
 4. ``close``
 5. delete the state whose TTL has passed
 
-The clock is the batch's, so that a batch that runs again sees the same time.
+The clock is the batch's, so a repeated batch sees the same time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from statemgr import Store
 class ProcessorRun:
     """The process function of a query with a processor. Spark ships it to the executors.
 
-    ``variables``: the record's, with all versions of their schemas. ``output_time``: the output column whose times must
-    be newer than the watermark.
+    ``variables``: the record's variables, with all versions of their schemas. ``output_time``: the output column whose
+    times must be newer than the watermark.
     """
 
     processor: StatefulProcessor
@@ -66,7 +66,7 @@ class ProcessorRun:
         yield from output
 
     def next_due(self, stores: Mapping[str, Store]) -> int | None:
-        """When the first timer or the first TTL expires by the clock, in epoch milliseconds."""
+        """Return when the first timer or the first TTL expires by the clock, in epoch milliseconds."""
         if self.time_mode != "processingtime":
             return None
         store = stores[self.store]
@@ -116,5 +116,5 @@ class ProcessorRun:
 
 
 def _millis(time: datetime | None) -> int:
-    """Epoch milliseconds; 0 where there is no watermark yet, as in Spark."""
+    """Return epoch milliseconds; 0 where there is no watermark yet, as in Spark."""
     return 0 if time is None else round(time.timestamp() * 1000)

@@ -8,7 +8,7 @@ Keys in the store, where NAME is the variable's name and KEY the bytes of the gr
     x EXPIRY <one of these>   an entry of the index of expiries, of a variable with a TTL
 
 A value with a TTL begins with its expiry: 8 bytes, epoch milliseconds. It is gone once the batch's time has reached it.
-The end of the batch deletes what has expired, with deletes of single keys that reach segments and changelogs.
+The end of the batch deletes the expired values one by one, and segments and changelogs contain these deletes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _STATE, _EXPIRY = b"s", b"x"
 #: The end of a name in a key.
 _END = b"\x00\x01"
 _INT = 8
-#: Types that are as Spark needs them.
+#: Types that already have the form that Spark needs.
 _PYTHONS = frozenset((int, str, float, bool, bytes, type(None)))
-#: Grouping keys whose values are read together.
+#: Number of grouping keys whose values are read together.
 _AHEAD = 256
-#: Elements that a long list reads at a time, and expired values that are deleted at a time.
+#: Number of a long list's elements that are read at once, and of expired values that are deleted at once.
 _CHUNK = 1000
 
 
 class Batch:
-    """What all variables of a task share during a batch: the store, the batch's time and the current grouping key."""
+    """The data that all variables of a task share during a batch: the store, the time and the current grouping key."""
 
     def __init__(self, store: Store, time_ms: int) -> None:
         self.store = store
         self.time_ms = time_ms
         self._key: bytes | None = None
-        #: Grouping keys of the record batch that is being read, in their order, and where each one is.
+        #: Grouping keys of the current record batch in their order, and the position of each one.
         self._coming: list[bytes] = []
         self._position: dict[bytes, int] = {}
 
@@ -55,7 +55,7 @@ class Batch:
         self._position = {key: i for i, key in enumerate(self._coming)}
 
     def next_keys(self) -> list[bytes]:
-        """The current grouping key and some of those that come."""
+        """Return the current grouping key and some of the next ones."""
         position = self._position.get(self._key or b"")
         return [] if position is None else self._coming[position : position + _AHEAD]
 
@@ -63,14 +63,14 @@ class Batch:
         self._key = key
 
     def key(self, doing: str) -> bytes:
-        """The grouping key's bytes. Raises: PySparkRuntimeError outside the handling of one."""
+        """The bytes of the grouping key. Raises: PySparkRuntimeError while no key is handled."""
         if self._key is None:
             raise refusal(doing, "INTERNAL_ERROR", reason="Implicit key not found in state store")
         return self._key
 
 
 class Cells:
-    """The values of one variable: bytes in the store ↔ rows, with their expiries and the index of these."""
+    """The values of one variable: bytes in the store ↔ rows, with their expiries and the index of expiries."""
 
     def __init__(self, batch: Batch, variable: Variable) -> None:
         self.batch = batch
@@ -82,15 +82,15 @@ class Cells:
         self._converts = any(field.dataType.needConversion() for field in variable.schema.fields)
         self._serde = value_serde(variable.versions)
         self._ttl_ms = variable.ttl_ms
-        #: What is stored at the places of some grouping keys: the current one and those that come.
+        #: The stored bytes at the places of some grouping keys: the current one and the next ones.
         self._ahead: dict[bytes, bytes | None] = {}
 
     def place(self, doing: str) -> bytes:
-        """Where the variable's values of the current grouping key begin."""
+        """Return the start of the places of the variable's values for the current grouping key."""
         return self.prefix + self.batch.key(doing)
 
     def own(self, place: bytes) -> bytes | None:
-        """What is stored at the grouping key's own place. Reads the places of the next keys with it."""
+        """Return the bytes at the grouping key's own place. Also read the places of the next keys."""
         if place not in self._ahead:
             places = [self.prefix + key for key in self.batch.next_keys()] or [place]
             self._ahead = dict(zip(places, self.store.get_many(places), strict=True))
@@ -110,12 +110,12 @@ class Cells:
         self._ahead.update((place, None) for place in places if place in self._ahead)
 
     def read(self, data: bytes | None) -> Row | None:
-        """The row in a value's bytes; None if they are absent or have expired."""
+        """Return the row in a value's bytes; None if they are absent or have expired."""
         internal = self._internal(data)
         return None if internal is None else self._schema.fromInternal(internal)
 
     def fields(self, data: bytes | None) -> tuple[Any, ...] | None:
-        """As :meth:`read`, but without the names of the fields."""
+        """Return the row like :meth:`read`, but without the names of the fields."""
         internal = self._internal(data)
         if internal is None or not self._converts:
             return internal
@@ -131,7 +131,7 @@ class Cells:
         return self._ttl_ms is None or _number(data) > self.batch.time_ms
 
     def put(self, places: Sequence[bytes], values: Sequence[Any], *, new: bool = False) -> None:
-        """Write values, each with a new expiry. ``new``: nothing is at the places."""
+        """Write values, each with a new expiry. ``new``: the places are empty."""
         rows = [self._serde.serialize(self._schema.toInternal(plain(value))) for value in values]
         if self._ttl_ms is None:
             self.write(list(zip(places, rows, strict=True)))
@@ -287,7 +287,7 @@ class StoredMap(MapState):
 
 
 def delete_variable(store: Store, name: str) -> None:
-    """Delete all that a variable has, of every grouping key. Its entries in the index of expiries go at their time."""
+    """Delete all values of a variable, for every grouping key. Its entries in the index expire at their own time."""
     prefix = variable_prefix(name)
     with store.prefix(prefix) as items:
         is_there = next(items, None) is not None
@@ -296,21 +296,21 @@ def delete_variable(store: Store, name: str) -> None:
 
 
 def list_prefixes(variables: Iterable[Variable]) -> frozenset[bytes]:
-    """Where the places of each list begin."""
+    """Yield the start of the places of each list."""
     return frozenset(variable_prefix(variable.name) for variable in variables if variable.kind == LIST)
 
 
 def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
-    """Delete the values that have expired, and their entries in the index. Returns: how many.
+    """Delete the expired values and their entries in the index. Returns: their number.
 
     Args:
-        lists: of :func:`list_prefixes`.
+        lists: the result of :func:`list_prefixes`.
     """
     store, deleted = batch.store, 0
     with store.range(_EXPIRY, _EXPIRY + _bytes(batch.time_ms + 1)) as items:
         for entries in chunks(entry for entry, _ in items):
             places = [entry[1 + _INT :] for entry in entries]
-            # an entry whose value was deleted with its variable, or written again since, names nothing
+            # an entry points to nothing if its value was deleted with its variable, or written again since
             current = [
                 place
                 for entry, place, data in zip(entries, places, store.get_many(places), strict=True)
@@ -325,18 +325,18 @@ def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
 
 
 def first_expiry(store: Store) -> int | None:
-    """The earliest time at which :func:`delete_expired` has something to delete, in epoch milliseconds."""
+    """Return the earliest time at which :func:`delete_expired` has something to delete, in epoch milliseconds."""
     with store.prefix(_EXPIRY) as items:
         return next((_number(entry, 1) for entry, _ in items), None)
 
 
 def bounds(data: bytes | None) -> tuple[int, int]:
-    """The index of a list's first element, and after its last one."""
+    """Return the index of a list's first element, and the index after its last one."""
     return (0, 0) if data is None else (_number(data), _number(data, _INT))
 
 
 def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Lists of a bounded length."""
+    """Yield lists of a bounded length."""
     part: list[bytes] = []
     for item in items:
         part.append(item)
@@ -348,7 +348,7 @@ def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def plain(value: Any) -> Any:
-    """A value with NumPy's and pandas' scalars as Python's, as Spark converts what a processor writes."""
+    """Convert NumPy's and pandas' scalars in a value to Python's, as Spark does with what a processor writes."""
     if type(value) is tuple and all(type(item) in _PYTHONS for item in value):
         return value
     if isinstance(value, Row) or (isinstance(value, tuple) and hasattr(value, "_fields")):
@@ -367,7 +367,7 @@ def plain(value: Any) -> Any:
 
 
 def _shorten(store: Store, place: bytes) -> None:
-    """Move the beginning of a list behind the elements that have gone; an empty list goes."""
+    """Move the start of a list past its deleted elements. Delete an empty list."""
     first, end = bounds(store.get(place))
     while first < end and store.get(place + _bytes(first)) is None:
         first += 1
@@ -378,7 +378,7 @@ def _shorten(store: Store, place: bytes) -> None:
 
 
 def variable_prefix(name: str) -> bytes:
-    """Where the places of a variable begin."""
+    """Return the start of the places of a variable."""
     return _STATE + name.encode().replace(b"\x00", b"\x00\xff") + _END
 
 

@@ -19,7 +19,7 @@ _SIGN = 1 << 63
 
 
 def register(store: Store, key: bytes, time_ms: int) -> None:
-    """Add a timer; one that exists stays one."""
+    """Add a timer. Adding an existing one changes nothing."""
     store.put_many([(BY_TIME + _bytes(time_ms) + key, b""), (_BY_KEY + key + _bytes(time_ms), b"")])
 
 
@@ -29,7 +29,7 @@ def delete(store: Store, key: bytes, time_ms: int) -> None:
 
 
 def of_key(store: Store, key: bytes) -> Iterator[int]:
-    """The times of a grouping key's timers, ascending, as of now."""
+    """Return the times of a grouping key's timers, ascending, as of now."""
     found = store.prefix(_BY_KEY + key)
 
     def read() -> Iterator[int]:
@@ -41,7 +41,7 @@ def of_key(store: Store, key: bytes) -> Iterator[int]:
 
 
 def expired(store: Store, until_ms: int) -> Iterator[tuple[bytes, int]]:
-    """The timers up to and at ``until_ms``: grouping key and time, in the order of time, as of now."""
+    """Yield the timers up to and including ``until_ms``: grouping key and time, in the order of time, as of now."""
     found = store.range(BY_TIME, BY_TIME + _bytes(until_ms + 1))
 
     def read() -> Iterator[tuple[bytes, int]]:
@@ -54,13 +54,13 @@ def expired(store: Store, until_ms: int) -> Iterator[tuple[bytes, int]]:
 
 
 def first(store: Store) -> int | None:
-    """The earliest timer's time, in epoch milliseconds."""
+    """Return the time of the earliest timer, in epoch milliseconds."""
     with store.prefix(BY_TIME) as items:
         return next((time_and_key(place)[0] for place, _ in items), None)
 
 
 def time_and_key(place: bytes) -> tuple[int, bytes]:
-    """The time and the grouping key of an entry in the order of time."""
+    """Return the time and the grouping key of an entry in the order of time."""
     return int.from_bytes(place[1:9], "big") - _SIGN, place[9:]
 
 

@@ -2,8 +2,8 @@
 
 Every field is a union with null whose default is null, so fields can be added and removed. Values are in Spark's
 internal form: a date is Avro's int, a timestamp its long. A map is an array of entries, because keys of Avro's maps are
-text. A record is named after its place in the schema. Spark's names that are not Avro's are written as ``_x_`` and the
-hexadecimal digits of their UTF-8 bytes.
+text. A record is named after its place in the schema. A name that Avro does not allow is written as ``_x_`` and the
+hexadecimal digits of its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statemgr import Serde
 
 _NAME = re.compile(r"(?!_x_)[A-Za-z_][A-Za-z0-9_]*\Z")
-#: Spark's types without parts → Avro's.
+#: Spark's types without parts → Avro's types.
 _PLAIN = {
     "NullType": "null",
     "BooleanType": "boolean",
@@ -40,7 +40,7 @@ _PLAIN = {
     "TimestampNTZType": "long",
     "DayTimeIntervalType": "long",
 }
-#: Spark's decimals have up to 38 digits, Python's default is 28.
+#: Spark's decimals have up to 38 digits, but Python's default is 28.
 _DIGITS = Context(prec=38)
 _SMALL = {"ByteType": 8, "ShortType": 16}
 #: Avro's promotions between Spark's types, from the written type to the types that can be read instead.
@@ -54,15 +54,15 @@ _Convert = Callable[[Any], Any]
 
 
 def check_value_types(schema: StructType, what: str) -> None:
-    """Raises: InvalidError that names the first type that cannot be a value."""
+    """Check the types of values. Raises: InvalidError that names the first type that cannot be a value."""
     _avro(schema, what)
 
 
 def value_serde(versions: Sequence[StructType]) -> Serde:
-    """A serde between Spark's internal form of a struct (a tuple) and bytes.
+    """Return a serde between Spark's internal form of a struct (a tuple) and bytes.
 
     Args:
-        versions: every schema that the variable has had, oldest first. The last one is written.
+        versions: every schema that the variable has had, oldest first. The serde writes the last one.
     """
     from statemgr import Serde
 
@@ -83,12 +83,12 @@ def value_serde(versions: Sequence[StructType]) -> Serde:
 
 
 def avro_schema(version: StructType) -> Any:
-    """The Avro schema of values that were written with this version of a variable's schema."""
+    """Return the Avro schema of values that this version of a variable's schema wrote."""
     return _avro(version, "state")
 
 
 def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
-    """The first place where ``read`` cannot resolve what ``written`` wrote, by Avro's rules; None if it can."""
+    """Return the first place where ``read`` cannot resolve what ``written`` wrote, by Avro's rules; None if it can."""
     old, new = type(written).__name__, type(read).__name__
     if new in _PROMOTIONS.get(old, ()):
         return None
@@ -114,7 +114,7 @@ def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
 
 
 def _avro(kind: DataType, path: str) -> Any:
-    """The Avro type. Raises: InvalidError for a type that has none."""
+    """Return the Avro type. Raises: InvalidError for a type that has none."""
     name = type(kind).__name__
     if name in _PLAIN:
         return _PLAIN[name]
@@ -149,7 +149,7 @@ def _name(name: str) -> str:
 
 
 def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
-    """From Spark's internal form to what Avro writes, and back. Neither is called with None."""
+    """Return converters from Spark's internal form to Avro's input, and back. Neither is called with None."""
     name = type(kind).__name__
     if name == "StructType":
         parts = [(_name(field.name), *_optional(field.dataType)) for field in kind.fields]  # type: ignore[attr-defined]

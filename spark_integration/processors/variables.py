@@ -1,8 +1,8 @@
-"""The state variables that a processor declares, and the record of them that every checkpoint has. Pure.
+"""The state variables that a processor declares, and their record in every checkpoint. Pure.
 
 The record is an attachment of the first task's checkpoint, as JSON: the columns of the grouping key, the time mode, and
 for each variable its kind, its TTL, the schema of a map's keys, and every schema that its values have had, oldest
-first. It names the store that has the state. Schemas are Spark's JSON. The record keeps variables that the processor
+first. It names the store of the state. Schemas are Spark's JSON. The record keeps variables that the processor
 does not declare at present, because their state stays until ``deleteIfExists``.
 """
 
@@ -28,7 +28,7 @@ _HINT = "keep the old declaration, or declare a variable of another name and fil
 
 @dataclass(frozen=True)
 class Variable:
-    """A state variable. ``versions``: the schemas of its values, oldest first; the last one is written.
+    """A state variable. ``versions``: the schemas of its values, oldest first. New values have the last one.
 
     ``ttl_ms`` is the declared duration in milliseconds; None if values do not expire.
     """
@@ -46,7 +46,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a processor declared in ``init`` on the driver.
+    """The declarations of a processor's ``init`` on the driver.
 
     ``parsed``: DDL text → its schema, because workers cannot parse it.
     """
@@ -58,7 +58,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Record:
-    """What the checkpoint says about a processor's state. ``key``: the grouping columns. ``store``: where it is."""
+    """A checkpoint's record of a processor's state. ``key``: the grouping columns. ``store``: the state's store."""
 
     key: StructType
     store: str
@@ -66,7 +66,7 @@ class Record:
     variables: Mapping[str, Variable]
 
     def to_bytes(self) -> bytes:
-        """The attachment."""
+        """Encode the attachment."""
         variables = {
             name: {
                 "kind": variable.kind,
@@ -88,7 +88,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
-        """Raises: CorruptRecord, also for a format of a newer version."""
+        """Decode the attachment. Raises: CorruptRecord, also for a format of a newer version."""
         from pyspark.sql.types import StructType
 
         def schema(found: Any) -> StructType:
@@ -116,7 +116,7 @@ class Record:
             raise CorruptRecord(f"the record of a processor's state cannot be read: {error}") from error
 
     def with_declared(self, declared: Declared) -> Record:
-        """The record after the next batch: deleted variables are gone, and changed schemas are new versions.
+        """Return the record after the next batch, without deleted variables and with changed schemas as new versions.
 
         Raises: InvalidError for a change that cannot be resolved.
         """
@@ -127,7 +127,7 @@ class Record:
         return replace(self, variables=merged)
 
     def check_same(self, key: StructType, time_mode: str) -> None:
-        """Raises: InvalidError if the query groups by other columns, or has another time mode."""
+        """Compare the query with the record. Raises: InvalidError for other grouping columns or another time mode."""
         old = [(column.name, column.dataType.simpleString()) for column in self.key.fields]
         new = [(column.name, column.dataType.simpleString()) for column in key.fields]
         if old != new:
@@ -162,7 +162,7 @@ def _merged(old: Variable, new: Variable) -> Variable:
             hint=_HINT,
             variable=old.name,
         )
-    for version in old.versions:  # values of every version may be in the state
+    for version in old.versions:  # the state may have values of every version
         reason = unreadable(version, new.schema)
         if reason is not None:
             raise InvalidError(

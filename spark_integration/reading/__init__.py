@@ -1,1 +1,1 @@
-"""Spark data sources that read what a job has published: its state, its checkpoints, and the changes between two."""
+"""Spark data sources that read a job's published state, its checkpoints, and the changes between two checkpoints."""

@@ -1,4 +1,4 @@
-"""Avro single objects as a column: in bulk by the schema that each was written with, the others row by row. Pure."""
+"""Avro single objects as a column, decoded in bulk by the schema that wrote each one, or row by row. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Resolve = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True)
 class Version:
-    """A schema that values may have been written with. ``resolve``: its column → a column of the newest schema."""
+    """A schema that may have written values. ``resolve``: its column → a column of the newest schema."""
 
     schema: Any
     arrow: pa.DataType
@@ -33,7 +33,7 @@ class AvroColumn:
 
     Args:
         versions: oldest first. Values of other schemas are decoded row by row.
-        by_row: decodes values one after the other.
+        by_row: a function that decodes values one after the other.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AvroColumn:
         self._by_row = by_row
 
     def decode(self, data: Sequence[bytes], skip: int = 0) -> pa.Array:
-        """The column. ``skip``: bytes before each value. Raises: CorruptError."""
+        """Return the column. ``skip``: number of bytes before each value. Raises: CorruptError."""
         if not data:
             return pa.array([], self._arrow)
         cursor = bulk.Cursor.of(data, skip)
@@ -72,9 +72,10 @@ class AvroColumn:
 
 
 def resolution(written: DataType, read: DataType, arrow: pa.DataType) -> Resolve:
-    """A column of Spark's type ``written`` → one of the type ``read``, by Avro's rules. ``arrow``: that of ``read``.
+    """Return a function from a column of Spark's type ``written`` to one of the type ``read``, by Avro's rules.
 
-    The types are those of versions of a state variable, which ``processors/values.py`` has checked.
+    ``arrow`` is the Arrow type of ``read``. The types belong to versions of a state variable, which
+    ``processors/values.py`` has checked.
     """
     if written.simpleString() == read.simpleString():
         return lambda column: column

@@ -1,7 +1,7 @@
 """Decodes many keys or values at once, from bytes into Arrow columns, without an object for each row. Pure.
 
-All values of a batch are joined to one array of bytes, and a cursor has the place of each row in it. A field is decoded
-for all rows by a few operations of NumPy, which also move the cursor on. Formats: ``processors/keys.py``, and Avro's
+One array of bytes holds all values of a batch, and a cursor has the position of each row in it. A few NumPy operations
+decode a field for all rows, and also advance the cursor. Formats: ``processors/keys.py``, and Avro's
 binary encoding (Apache Avro specification, "Binary encoding").
 """
 
@@ -18,7 +18,7 @@ from statemgr.errors import CorruptError
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-#: Bytes after the last row, so that a damaged row cannot be read beyond the end of the array by one number.
+#: Bytes after the last row, so that no number of a damaged row is read beyond the end of the array.
 _PAD = 16
 _WHOLE = {"ByteType": 1, "ShortType": 2, "IntegerType": 4, "LongType": 8, "DateType": 4, "TimestampType": 8,
           "TimestampNTZType": 8, "DayTimeIntervalType": 8}  # fmt: skip
@@ -29,11 +29,11 @@ _LOGICAL_MILLIS = ("timestamp-millis", "local-timestamp-millis")
 
 
 class Unsupported(Exception):
-    """The batch has something that is decoded row by row."""
+    """The batch contains something that must be decoded row by row."""
 
 
 class Cursor:
-    """A place in each of some rows. ``ends``: where the rows end."""
+    """A position in each of some rows. ``ends`` are the ends of the rows."""
 
     def __init__(self, data: npt.NDArray[np.uint8], at: Ints, ends: Ints) -> None:
         self.data = data
@@ -42,7 +42,7 @@ class Cursor:
 
     @classmethod
     def of(cls, rows: Sequence[bytes], skip: int = 0) -> Cursor:
-        """At the byte ``skip`` of each row. Raises: CorruptError if a row has fewer bytes."""
+        """Return a cursor at byte ``skip`` of each row. Raises: CorruptError if a row has fewer bytes."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ends = np.cumsum(lengths)
         data = np.frombuffer(b"".join(rows) + bytes(_PAD), np.uint8)
@@ -58,11 +58,11 @@ class Cursor:
         return np.ones(len(self), np.bool_)
 
     def rows(self, kept: Mask) -> Cursor:
-        """Some of the rows."""
+        """Return a cursor for some of the rows."""
         return Cursor(self.data, self.at[kept], self.ends[kept])
 
     def begin_with(self, prefix: bytes) -> Mask:
-        """The rows that have these bytes here, at most 16."""
+        """Return which rows have these bytes here, at most 16."""
         there = self.data[self.at[:, None] + np.arange(len(prefix))] == np.frombuffer(prefix, np.uint8)
         found: Mask = there.all(axis=1) & (self.ends - self.at >= len(prefix))
         return found
@@ -72,13 +72,13 @@ class Cursor:
         self._check()
 
     def byte(self, mask: Mask) -> npt.NDArray[np.uint8]:
-        """The byte in each row of ``mask``; 0 in the others."""
+        """Read the byte in each row of ``mask``. Other rows give 0."""
         found: npt.NDArray[np.uint8] = np.where(mask, self.data[self.at], np.uint8(0))
         self.at = self.at + mask
         return found
 
     def fixed(self, size: int, mask: Mask) -> npt.NDArray[np.uint8]:
-        """``size`` bytes of each row of ``mask``, as an array of rows; what the others have means nothing."""
+        """Read ``size`` bytes of each row of ``mask``, as an array of rows. The bytes of other rows have no meaning."""
         if len(self) and int(self.at.max()) + size > len(self.data):
             raise _early()
         found: npt.NDArray[np.uint8] = self.data[self.at[:, None] + np.arange(size)]
@@ -86,12 +86,12 @@ class Cursor:
         return found
 
     def big_endian(self, size: int, mask: Mask) -> npt.NDArray[np.uint64]:
-        """An unsigned number of ``size`` bytes."""
+        """Read an unsigned number of ``size`` bytes."""
         found = np.ascontiguousarray(self.fixed(size, mask))
         return found.view(f">u{size}")[:, 0].astype(np.uint64)
 
     def varint(self, mask: Mask) -> Ints:
-        """An Avro int or long; 0 where ``mask`` is not."""
+        """Read an Avro int or long. Rows outside ``mask`` give 0."""
         found = np.zeros(len(self), np.uint64)
         more = mask
         for step in range(_VARINT):
@@ -107,7 +107,7 @@ class Cursor:
         return (found >> np.uint64(1)).view(np.int64) ^ -(found & np.uint64(1)).view(np.int64)
 
     def slices(self, lengths: Ints, arrow: pa.DataType, mask: Mask) -> pa.Array:
-        """Text or binary: the next bytes of each row. ``lengths`` is 0 where ``mask`` is not."""
+        """Read text or binary: the next bytes of each row. ``lengths`` is 0 for rows outside ``mask``."""
         if len(lengths) and (int(lengths.min()) < 0 or bool((self.at + lengths > self.ends).any())):
             raise _early()
         offsets = np.zeros(len(self) + 1, np.int64)
@@ -123,7 +123,7 @@ class Cursor:
         return found
 
     def at_end(self) -> None:
-        """Raises: CorruptError unless every row ends here."""
+        """Check the end of the rows. Raises: CorruptError unless every row ends here."""
         if bool((self.at != self.ends).any()):
             raise _early()
 
@@ -133,12 +133,12 @@ class Cursor:
 
 
 def bitmap(mask: Mask) -> pa.Buffer | None:
-    """Arrow's validity bitmap. None if every row is valid."""
+    """Return Arrow's validity bitmap, or None if every row is valid."""
     return None if bool(mask.all()) else pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 def numbers(values: npt.NDArray[Any], arrow: pa.DataType, mask: Mask) -> pa.Array:
-    """Numbers as a column whose values have the same width in memory, or a narrower one.
+    """Return numbers as a column whose values have the same width in memory, or a narrower one.
 
     Raises: CorruptError if a number does not fit.
     """
@@ -150,7 +150,7 @@ def numbers(values: npt.NDArray[Any], arrow: pa.DataType, mask: Mask) -> pa.Arra
 
 
 def structs(children: Sequence[pa.Array], arrow: pa.StructType, mask: Mask) -> pa.Array:
-    """A struct of columns, null where ``mask`` is not."""
+    """Return a struct of columns, null outside ``mask``."""
     # the children may have no columns at all, and then give no length
     return pa.Array.from_buffers(arrow, len(mask), [bitmap(mask)], children=list(children))
 
@@ -159,7 +159,7 @@ def structs(children: Sequence[pa.Array], arrow: pa.StructType, mask: Mask) -> p
 
 
 def key_columns(schema: Any, arrow: pa.StructType, cursor: Cursor) -> pa.Array:
-    """A grouping key, or a key of a map, in each row. Raises: CorruptError, Unsupported."""
+    """Return a grouping key, or a key of a map, in each row. Raises: CorruptError, Unsupported."""
     everywhere = cursor.all()
     try:
         fields = [_key(f.dataType, a.type, cursor, everywhere) for f, a in zip(schema, arrow, strict=True)]
@@ -201,7 +201,7 @@ def _key(kind: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> pa.Arra
 
 
 def _key_text(arrow: pa.DataType, cursor: Cursor, mask: Mask) -> pa.Array:
-    """Text or binary up to ``00 01``. Every other ``00`` in it is followed by ``FF``."""
+    """Read text or binary up to ``00 01``. An ``FF`` follows every other ``00`` in it."""
     zeros = np.flatnonzero(cursor.data[:-1] == 0)
     ends = zeros[cursor.data[zeros + 1] == 1]
     which = np.searchsorted(ends, cursor.at)
@@ -219,7 +219,7 @@ def _key_text(arrow: pa.DataType, cursor: Cursor, mask: Mask) -> pa.Array:
 
 
 def avro_values(schema: Any, arrow: pa.DataType, cursor: Cursor) -> pa.Array:
-    """A value of an Avro schema in each row, and nothing after it. Raises: CorruptError, Unsupported."""
+    """Read a value of an Avro schema in each row, with nothing after it. Raises: CorruptError, Unsupported."""
     try:
         found = _avro(schema, arrow, cursor, cursor.all())
     except IndexError:

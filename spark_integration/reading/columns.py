@@ -1,4 +1,4 @@
-"""Bytes of a store as Arrow columns, by the store's serdes. Pure.
+"""Decodes bytes of a store to Arrow columns by the store's serdes. Pure.
 
 | serde | column |
 |---|---|
@@ -69,7 +69,7 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of keys or of values. ``ordered``: the bytes of its values sort as Spark sorts the values."""
+    """A column of keys or of values. ``ordered``: its bytes sort in the order in which Spark sorts the values."""
 
     kind: DataType
     decode: Decode
@@ -78,13 +78,13 @@ class Column:
 
 
 def key_column(store: StoreConfig) -> Column:
-    """The column of a store's keys."""
+    """Return the column of a store's keys."""
     serde = key_serde(store)
     return _column(store.key_serde, serde.serialize, serde.deserialize)
 
 
 def value_column(store: StoreConfig) -> Column:
-    """The column of a store's values. Raises: ConfigError if its Avro schemas cannot be read."""
+    """Return the column of a store's values. Raises: ConfigError if its Avro schemas cannot be read."""
     serde = value_serde(store)
     if store.value_serde != "avro":
         return _column(store.value_serde, serde.serialize, serde.deserialize)
@@ -106,14 +106,14 @@ def value_column(store: StoreConfig) -> Column:
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
-    """The Arrow type in which Spark expects a type from a data source."""
+    """Return the Arrow type in which Spark expects a type from a data source."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     return to_arrow_type(kind, timezone="UTC")
 
 
 def avro_type(schema: Any) -> DataType | None:
-    """Spark's type for an Avro schema, as ``fastavro`` reads its values. None if Spark has no such type."""
+    """Return Spark's type for an Avro schema, as ``fastavro`` reads its values. None if Spark has no such type."""
     if isinstance(schema, list):
         members = [member for member in schema if member != "null"]
         return avro_type(members[0]) if len(members) == 1 else None
@@ -188,7 +188,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: bytes are base64, and keys and everything else that it lacks are text."""
+    """Return a value that JSON can hold. Bytes become base64; keys and everything else that JSON lacks become text."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""Filters on the key and on the task, as the range of keys and the tasks that a query needs. Pure.
+"""Turns filters on the key and on the task into the range of keys and the tasks that a query needs. Pure.
 
-Spark applies every filter again, so a range may be too wide, and never too narrow.
+Spark applies every filter again, so a range may be too wide, but never too narrow.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyspark.sql.datasource import (
 
 from statemgr.errors import InvalidError
 
-#: First key, and first key after the range. None is an open end.
+#: First key, and first key after the range. None means no limit.
 Range = tuple[bytes | None, bytes | None]
 
 
 def key_range(filters: Iterable[Filter], path: Sequence[str], to_bytes: Callable[[Any], bytes]) -> Range:
-    """The range of the keys that filters on the column ``path`` let pass. ``to_bytes`` keeps the order."""
+    """Return the range of keys that match the filters on the column ``path``. ``to_bytes`` must preserve the order."""
     start: bytes | None = None
     end: bytes | None = None
     for one in filters:
@@ -40,7 +40,7 @@ def key_range(filters: Iterable[Filter], path: Sequence[str], to_bytes: Callable
 
 
 def equal_to(filters: Iterable[Filter], path: Sequence[str]) -> Any | None:
-    """The value that a column must have. None if no filter says so."""
+    """Return the value that a column must have, or None if no filter determines it."""
     return next(
         (one.value for one in filters if isinstance(one, EqualTo | EqualNullSafe) and one.attribute == tuple(path)),
         None,
@@ -48,7 +48,7 @@ def equal_to(filters: Iterable[Filter], path: Sequence[str]) -> Any | None:
 
 
 def among(filters: Iterable[Filter], path: Sequence[str]) -> Collection[Any] | None:
-    """The values that a column may have. None if no filter limits them."""
+    """Return the values that a column may have, or None if no filter limits them."""
     found: set[Any] | None = None
     for one in filters:
         if getattr(one, "attribute", None) == tuple(path) and isinstance(one, EqualTo | EqualNullSafe | In):
@@ -58,7 +58,7 @@ def among(filters: Iterable[Filter], path: Sequence[str]) -> Collection[Any] | N
 
 
 def after(prefix: bytes) -> bytes | None:
-    """The first key after all keys that begin with ``prefix``. None if there is none."""
+    """Return the first key after all keys that begin with ``prefix``, or None if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 

@@ -14,7 +14,7 @@ from statemgr.ids import CheckpointId, task_index, task_name
 
 @dataclass(frozen=True)
 class Options:
-    """What a query gave to ``option``, for the source ``source``. ``names``: the options that the source has."""
+    """The options that a query set for the source ``source``. ``names`` are the options that the source has."""
 
     source: str
     names: Sequence[str]
@@ -22,7 +22,7 @@ class Options:
 
     @classmethod
     def of(cls, source: str, names: Sequence[str], given: Mapping[str, str]) -> Options:
-        """Spark's names have any case. Raises: InvalidError for an option that the source does not have."""
+        """Read Spark's options, whose names have any case. Raises: InvalidError for an unknown option."""
         known = {name.lower(): name for name in names}
         found = {}
         for name, value in given.items():
@@ -38,7 +38,7 @@ class Options:
         return cls(source, names, found)
 
     def config(self, store: str | None = None) -> JobConfig:
-        """The job, from the file or the JSON object in ``config``. With ``store`` it is restored from ``backend`` only.
+        """Return the job from the file or JSON object in ``config``. With ``store``, it restores only from ``backend``.
 
         Raises: InvalidError, ConfigError.
         """
@@ -65,7 +65,7 @@ class Options:
             raise error.with_where(option="backend" if backend and backend in str(error) else "config") from None
 
     def store(self, config: JobConfig, default: str | None = None) -> str:
-        """The store to read: ``store``, else ``default``, else the only one. Raises: InvalidError."""
+        """Return the store to read: ``store``, else ``default``, else the only one. Raises: InvalidError."""
         given = self.given.get("store") or default
         if given is None and len(config.stores) == 1:
             return next(iter(config.stores))
@@ -78,7 +78,7 @@ class Options:
         return given
 
     def tasks(self, config: JobConfig) -> tuple[str, ...]:
-        """The tasks in ``task``, by names or numbers, separated by commas; none for all. Raises: InvalidError."""
+        """Return the tasks in ``task``: names or numbers, separated by commas; all if not set. Raises: InvalidError."""
         names = [part.strip() for part in self.given.get("task", "").split(",") if part.strip()]
         tasks = [task_name(int(name)) if name.isdecimal() else name for name in names]
         for task in tasks:
@@ -91,7 +91,7 @@ class Options:
         return tuple(tasks)
 
     def checkpoint(self, name: str) -> str | None:
-        """A checkpoint's ID; None if the option is not given. Raises: InvalidError."""
+        """Return a checkpoint's ID, or None if the option is not set. Raises: InvalidError."""
         given = self.given.get(name)
         try:
             return None if not given else str(CheckpointId.parse(given))
@@ -99,7 +99,7 @@ class Options:
             raise error.with_where(option=name) from None
 
     def flag(self, name: str) -> bool:
-        """``true`` or ``false``. Raises: InvalidError."""
+        """Return an option that is ``true`` or ``false``. Raises: InvalidError."""
         given = self.given.get(name, "false").lower()
         if given not in ("true", "false"):
             raise InvalidError(f"{given!r} is neither true nor false", hint="use true or false", option=name)
@@ -107,7 +107,7 @@ class Options:
 
 
 def unknown(option: str, given: str, known: Iterable[str], message: str) -> InvalidError:
-    """The error for a value that names nothing, with the nearest name."""
+    """Return the error for an unknown name, with the nearest known name."""
     names = list(known)
     near = get_close_matches(given, names, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""

@@ -1,7 +1,7 @@
 """The data sources ``statemgr.state``, ``statemgr.checkpoints`` and ``statemgr.changes``.
 
-They read what is published, with one Spark partition for each task, and disturb no running job: they fence nobody, and
-write nothing to Kafka or to blobs. The driver reads the checkpoint topic once for each query, and every task reads its
+They read published data with one Spark partition per task, and disturb no running job: they fence nobody, and write
+nothing to Kafka or to blobs. The driver reads the checkpoint topic once for each query, and every task reads its
 store as of the checkpoint that the driver found.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Rows of an Arrow batch.
 _ROWS = 10_000
-#: Without it, Spark refuses data sources that take filters.
+#: Without this setting, Spark refuses data sources that take filters.
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _CHECKPOINTS = (
     "task string, checkpoint_id string, current boolean, sequence bigint, published timestamp, "
@@ -51,24 +51,24 @@ def register(spark: SparkSession) -> None:
 
 
 class ItemColumns:
-    """The items of a store: its keys and its values, by the store's serdes."""
+    """The keys and the values of a store, decoded by the store's serdes."""
 
     def __init__(self, config: JobConfig, store: str) -> None:
         self._key, self._value = key_column(config.stores[store]), value_column(config.stores[store])
         self.fields = [StructField("key", self._key.kind), StructField("value", self._value.kind)]
 
     def range(self, filters: Sequence[Filter]) -> Range:
-        """The keys that the query needs. Only some serdes keep the order of the values."""
+        """Return the range of keys that the query needs. Only some serdes preserve the order of the values."""
         return key_range(filters, ("key",), self._key.serialize) if self._key.ordered else (None, None)
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
-        """The columns of some items. Raises: CorruptError."""
+        """Decode the columns of some items. Raises: CorruptError."""
         return [self._key.decode([key for key, _ in pairs]), self._value.decode([value for _, value in pairs])]
 
 
 @dataclass
 class TaskPartition(InputPartition):
-    """What one task of Spark reads. ``found``: the record and the checkpoint of a task, or its pair of checkpoints."""
+    """The input of one Spark task. ``found``: a task's record and checkpoint, or its two checkpoints."""
 
     task: str
     found: Any
@@ -118,7 +118,7 @@ class StateSource(DataSource):
         return VariableColumns(record, record.variables[self._variable])
 
     def _record(self, config: JobConfig) -> Record:
-        """What the checkpoint says about the processor's state. Raises: InvalidError if no processor wrote it."""
+        """Return the checkpoint's record of the processor's state. Raises: InvalidError if no processor wrote it."""
         with JobReader(config, only_settled=True) as reader:
             checkpoint = reader.checkpoint(task_name(0), self.checkpoint_id)
         attachment = next((one for one in checkpoint.attachments if one.name == RECORD), None)
@@ -140,7 +140,7 @@ class StateReader(DataSourceReader):
         self._range = source.columns.range([])
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Narrow down the keys and the tasks. Spark applies all filters again."""
+        """Narrow the keys and the tasks. Spark applies all filters again."""
         self._tasks = among(filters, ("task",))
         self._range = self._source.columns.range(filters)
         return filters

@@ -1,4 +1,4 @@
-"""The state variables and the timers of a processor, as Arrow columns with their own types. Pure.
+"""Decodes the state variables and the timers of a processor to Arrow columns with their own types. Pure.
 
 Where they are in the store: ``processors/states.py`` and ``processors/timers.py``. Values stay in Spark's internal form
 (a date is a number of days), which Arrow takes as it is.
@@ -30,7 +30,7 @@ Pairs = Sequence[tuple[bytes, bytes]]
 
 
 class VariableColumns:
-    """A variable: the grouping key, the key of a map or the position in a list, the value, and when it expires."""
+    """A variable: the grouping key, the map key or list position, the value, and its expiry."""
 
     def __init__(self, record: Record, variable: Variable) -> None:
         self._key = record.key
@@ -48,19 +48,19 @@ class VariableColumns:
         self._values = _values_of(variable)
 
     def range(self, filters: Sequence[Filter]) -> Range:
-        """The keys of the store that the query needs."""
+        """Return the range of keys in the store that the query needs."""
         start = self._prefix + _leading(self._key, filters)
         return start, after(start)
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
-        """The columns of some items of the store. Raises: CorruptError."""
+        """Decode the columns of some items of the store. Raises: CorruptError."""
         places, data = [place for place, _ in pairs], [value for _, value in pairs]
         try:
             keys, at = self._keys(places)
         except bulk.Unsupported:
             keys, at = self._keys_by_row(places)
         if self._variable.kind == LIST:
-            elements = at != np.fromiter(map(len, places), np.int64, len(places))  # not the list's bounds
+            elements = at != np.fromiter(map(len, places), np.int64, len(places))  # not the bounds of the list
             places, data = list(compress(places, elements)), list(compress(data, elements))
             keys, at = keys.filter(pa.array(elements)), at[elements]
         columns = [keys]
@@ -78,7 +78,7 @@ class VariableColumns:
         return [*columns, self._values.decode(data, skip), *expires]
 
     def _keys(self, places: Sequence[bytes]) -> tuple[pa.Array, bulk.Ints]:
-        """The grouping keys, and where each ends in its place."""
+        """Return the grouping keys, and where each one ends in its place."""
         cursor = bulk.Cursor.of(places, len(self._prefix))
         begins = cursor.at - len(self._prefix)
         keys = bulk.key_columns(self._key, arrow_type(self._key), cursor)
@@ -102,18 +102,18 @@ class VariableColumns:
 
 
 class TimerColumns:
-    """The timers: the grouping key, and when each expires."""
+    """The timers: the grouping key and the expiry of each one."""
 
     def __init__(self, record: Record) -> None:
         self._key = record.key
         self.fields = [StructField("key", record.key), StructField("expires", TimestampType())]
 
     def range(self, filters: Sequence[Filter]) -> Range:
-        """All timers: they are in the order of time."""
+        """Return all timers, because they are in the order of time."""
         return BY_TIME, after(BY_TIME)
 
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
-        """The columns of some items of the store. Raises: CorruptError."""
+        """Decode the columns of some items of the store. Raises: CorruptError."""
         cursor = bulk.Cursor.of([place for place, _ in pairs], len(BY_TIME))
         millis = cursor.big_endian(_INT, cursor.all()).view(np.int64) ^ np.int64(-(1 << 63))
         try:
@@ -134,7 +134,7 @@ def _values_of(variable: Variable) -> AvroColumn:
 
 
 def _leading(key: StructType, filters: Sequence[Filter]) -> bytes:
-    """The bytes of the first grouping columns, as far as filters give each a value."""
+    """Return the bytes of the leading grouping columns whose value the filters determine."""
     found = b""
     for field in key.fields:
         value = equal_to(filters, ("key", field.name))
