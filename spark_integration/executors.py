@@ -23,7 +23,7 @@ def on_executors(spark: SparkSession, work: Callable[[str], str], orders: Sequen
     after a FencedError because a newer call for the same order has begun. ``work`` must be safe to repeat.
 
     Raises: the error of the first call that failed, after all calls have ended; Spark's own error if executors were
-    lost too often.
+        lost too often.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -129,7 +129,7 @@ class StatefulWriter:
             permissions: as for :meth:`StatefulQuery.start`.
 
         Raises: InvalidError if the format needs something else; as :meth:`StatefulQuery.start`, and what the
-        processor's ``init`` raises.
+            processor's ``init`` raises.
         """
         return self._start(self._of_format(path) if self._format else self._output, permissions)
 

@@ -1,1 +1,1 @@
-"""Tools that are shipped with statemgr and are not part of its runtime: the benchmark, the demo, and local servers."""
+"""Tools that ship with statemgr but are not part of its runtime: the benchmark, the demo, and local servers."""

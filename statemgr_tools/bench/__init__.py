@@ -1,7 +1,6 @@
 """``statemgr bench``: measures statemgr and named references in the same run.
 
-Each case of the table is a function in ``cases/``, registered by its name; it yields :class:`Result` rows.
-What is compared is measured in the same run, in turn (:mod:`statemgr_tools.bench.measure`), on state that is
-generated once (:mod:`statemgr_tools.bench.states`). Touches its own work directory, and
-the servers that it starts or is given.
+Each case of the table is a function in ``cases/``, registered by its name, that yields :class:`Result` rows. A run
+measures the variants of a comparison in turn (:mod:`statemgr_tools.bench.measure`), on state that it generates once
+(:mod:`statemgr_tools.bench.states`). It touches only its own work directory and the servers that it starts or is given.
 """

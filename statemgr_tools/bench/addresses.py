@@ -1,4 +1,4 @@
-"""The servers of a run: those that were named in the configuration, or started for it. Starts and stops processes."""
+"""The servers of a run, named in the configuration or started for the run. Starts and stops processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KAFKA, _S3 = "kafka", "s3"
 
 @dataclass(frozen=True, kw_only=True)
 class S3Address:
-    """A bucket, and the prefix in it that a run may fill."""
+    """A bucket, and the prefix that a run may fill in it."""
 
     endpoint: str
     bucket: str
@@ -26,7 +26,7 @@ class S3Address:
     secret_key: str = field(repr=False)
 
     def settings(self, endpoint: str | None = None) -> dict[str, object]:
-        """The keys of a job's configuration; ``endpoint`` goes through a proxy."""
+        """Return the keys of a job's configuration. ``endpoint`` leads through a proxy."""
         return {
             "blob.store.uri": f"s3://{self.bucket}/{self.prefix}",
             "blob.store.s3.endpoint": endpoint or self.endpoint,
@@ -38,13 +38,13 @@ class S3Address:
 
 
 class Servers:
-    """Starts a server at its first use. :meth:`close` stops it and removes its data.
+    """Starts each server at its first use. :meth:`close` stops the servers and removes their data.
 
     Args:
-        directory: where servers that are started keep their data.
-        given: keys of a configuration; with ``kafka.bootstrap.servers`` in it no broker is started, with an ``s3://``
-            URI no S3 server.
-        prefix: the prefix in a bucket that was given.
+        directory: the directory for the data of started servers.
+        given: keys of a configuration; with ``kafka.bootstrap.servers``, no broker is started; with an ``s3://``
+            URI, no S3 server.
+        prefix: the prefix in a given bucket.
     """
 
     def __init__(self, directory: Path, given: Mapping[str, object], prefix: str) -> None:
@@ -55,7 +55,7 @@ class Servers:
         self._kafka: dict[str, object] | None = None
 
     def kafka(self) -> Mapping[str, object]:
-        """The keys ``kafka.*`` of a configuration. Raises: PrerequisiteMissing, UnavailableError."""
+        """Return the keys ``kafka.*`` of a configuration. Raises: PrerequisiteMissing, UnavailableError."""
         if self._kafka is None:
             self._kafka = {key: value for key, value in self._given.items() if key.startswith("kafka.")}
             if "kafka.bootstrap.servers" not in self._kafka:
@@ -64,14 +64,14 @@ class Servers:
         return self._kafka
 
     def s3(self) -> S3Address:
-        """The bucket. Raises: PrerequisiteMissing, UnavailableError, ConfigError (given without its keys)."""
+        """Return the bucket. Raises: PrerequisiteMissing, UnavailableError, ConfigError (given without its keys)."""
         if self._s3 is None:
             uri = str(self._given.get("blob.store.uri", ""))
             self._s3 = self._named(uri) if uri.startswith("s3://") else self._local()
         return self._s3
 
     def close(self) -> None:
-        """Stop the servers that it started, by PID."""
+        """Stop the started servers, by PID."""
         stop_servers(self._directory)
 
     def _local(self) -> S3Address:
@@ -100,7 +100,7 @@ class Servers:
 
 
 def stop_servers(directory: Path) -> None:
-    """Stop the servers that were started in a directory, by PID."""
+    """Stop the servers that a run started in a directory, by PID."""
     for name in (_KAFKA, _S3):
         if (directory / name).is_dir():
             servers.down(directory / name)

@@ -1,4 +1,4 @@
-"""Backups of generated states in a blob store, made by the product, without Kafka."""
+"""Backups of generated states in a blob store. The product makes them, without Kafka."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr_tools.bench.states import State
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """A job whose state is in its blob store: the checkpoint to restore, how long the upload took, its peak memory."""
+    """A job whose state is in its blob store: the checkpoint to restore, the upload's seconds and its peak memory."""
 
     state: State
     config: JobConfig
@@ -27,18 +27,18 @@ class Backup:
     peak: int
 
     def arguments(self, state_dir: Path) -> dict[str, Any]:
-        """The arguments of a process that restores it below ``state_dir``."""
+        """Return the arguments of a process that restores the state in ``state_dir``."""
         config = changed(self.config, state__dir=str(state_dir))
         return {"config": config.to_mapping(), "checkpoint": checkpoint_to_bytes(self.checkpoint).hex()}
 
 
 def backup_of(session: Session, state: State, *, s3: bool) -> Backup:
-    """A backup of this state, made once a run."""
+    """Return a backup of this state, made once per run."""
     return session.shared(f"backup of {state.directory} s3={s3}", lambda: upload(session, state, s3=s3))
 
 
 def upload(session: Session, state: State, *, s3: bool) -> Backup:
-    """Upload the whole of a state from a new process: the first commit of a job that starts from it."""
+    """Upload a complete state from a new process, in the first commit of a job that starts from it."""
     session.report(f"backing up {state.bytes / 2**20:,.0f} MiB")
     config = session.job("backup", kafka=False, s3=s3, task__backup__factories="blob-store")
     with fresh_place(session, "backup", state.bytes) as (place, held):

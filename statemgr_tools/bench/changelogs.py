@@ -1,4 +1,4 @@
-"""Changelog topics that are filled once a run, and jobs whose state they are."""
+"""Changelog topics that a run fills once, and the jobs that have their state."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _RECORDS = 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class FilledChangelog:
-    """A changelog of ``count`` different keys, and the job that it is the state of.
+    """A changelog of ``count`` different keys, and the job that has its state.
 
-    ``app`` and ``source`` are what Kafka Streams calls them: its changelog is ``<app>-st-changelog``.
+    ``app`` and ``source`` are Kafka Streams' names: its changelog is ``<app>-st-changelog``.
     """
 
     config: JobConfig
@@ -43,7 +43,7 @@ class FilledChangelog:
 
 
 def filled_changelog(session: Session) -> FilledChangelog:
-    """5 million records of 16 + 100 bytes, made once a run."""
+    """Return a changelog with 5 million records of 16 + 100 bytes, made once per run."""
     return session.shared("changelog", lambda: _fill(session, session.count(_RECORDS, least=20_000)))
 
 
@@ -67,7 +67,7 @@ def _fill(session: Session, count: int) -> FilledChangelog:
 
 
 def make_topic(config: JobConfig, topic: str) -> None:
-    """A topic with one partition and the broker's settings."""
+    """Create a topic with one partition and the broker's settings."""
     admin = AdminClient(config.kafka_client("admin"))
     admin.create_topics([NewTopic(topic, 1)])[topic].result(_TIMEOUT_S)
 

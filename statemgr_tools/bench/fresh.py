@@ -17,18 +17,18 @@ import psutil
 from statemgr.errors import StatemgrError
 from statemgr.local.clock import SystemClock
 
-#: Two hours: Spark's processors with data frames need most of one.
+#: Two hours, because Spark's processors with data frames need most of one.
 _DEADLINE_S = 7200
 
 
 class MeasurementFailed(StatemgrError):
-    """A measuring process failed. The message has the end of its output."""
+    """A measuring process failed. The message contains the end of its output."""
 
 
 def in_fresh_process(function: str, **arguments: Any) -> dict[str, Any]:
-    """Call ``module:function`` in a new Python process. Returns what it returned, and ``peak_bytes``, its peak memory.
+    """Call ``module:function`` in a new Python process. Returns its result and ``peak_bytes``, its peak memory.
 
-    Raises: MeasurementFailed, also when it does not end within two hours.
+    Raises: MeasurementFailed, also if the process does not end within two hours.
     """
     command = [sys.executable, "-m", "statemgr_tools.bench.fresh", function]
     try:
@@ -49,14 +49,15 @@ def in_fresh_process(function: str, **arguments: Any) -> dict[str, Any]:
 
 
 def seconds_alive() -> float:
-    """Seconds since this process was started, to about 10 ms."""
+    """Return the seconds since this process started, to about 10 ms."""
     return SystemClock().time_ns() / 1e9 - psutil.Process().create_time()
 
 
 def peak_bytes() -> int:
-    """The peak of the resident memory of this process.
+    """Return the peak of this process's resident memory.
 
-    From ``/proc`` where there is one: elsewhere the system's number may be that of the process that started this one.
+    The number comes from ``/proc`` where that exists. Elsewhere, the system may return the number of the parent
+    process.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -69,7 +70,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """The main function of the new process: arguments from stdin, the result as the last line of stdout."""
+    """Run the new process: read arguments from stdin, and print the result as the last line of stdout."""
     module, _, name = sys.argv[1].partition(":")
     function = getattr(importlib.import_module(module), name)
     result = function(**json.load(sys.stdin))

@@ -1,4 +1,4 @@
-"""Jobs on a real broker that start from generated states: published past the flows, opened by the public surface."""
+"""Jobs on a real broker that start from generated states. They are published without the flows, and opened normally."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SEGMENTS, SNAPSHOTS = "segments", "snapshots"
 
 
 def to_blobs(kind: str) -> dict[str, object]:
-    """The settings of a job for commits of this kind."""
+    """Return the settings of a job for commits of this kind."""
     every_commit = {"task.commit.snapshot.interval": "1 commit"} if kind == SNAPSHOTS else {}
     return {"task.backup.factories": "blob-store", **every_commit}
 
 
 def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
-    """Make the job's topics, and publish a checkpoint of task 0 on them."""
+    """Create the job's topics, and publish a checkpoint of task 0."""
     with TopicAdmin(config, SystemClock()) as admin:
         admin.create_missing([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
     layout = Layout(1, config.tasks, "kafka-partition")
@@ -50,7 +50,7 @@ def publish(config: JobConfig, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def task_at(config: JobConfig, state: State) -> Iterator[Task]:
-    """Task 0 of a new job whose store is this state, after the first commit: all is in its backends."""
+    """Return task 0 of a new job with this state as its store, after the first commit has backed it up."""
     seeded = changed(config, task__restore__factories=SEED)
     publish(seeded, state.checkpoint)
     with StateManager(seeded) as manager, manager.open_task(TASK) as task:
@@ -59,7 +59,7 @@ def task_at(config: JobConfig, state: State) -> Iterator[Task]:
 
 
 def committed_files(config: JobConfig, task: Task, target: Path) -> Path:
-    """Hard links, in a new directory, to the files that the task's last commit left on this machine."""
+    """Make a new directory with hard links to the local files of the task's last commit."""
     checkpoint = task.last_checkpoint
     assert checkpoint is not None
     root = config.state_dir / config.job_name / config.job_id / task_path(TASK) / STORE

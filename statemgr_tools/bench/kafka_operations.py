@@ -1,6 +1,7 @@
 """Measurements on a broker that run in their own processes: opening jobs, commits, plain consumption.
 
-Each function takes and returns JSON. ``alive`` counts from the start of the process, ``seconds`` is the operation.
+Each function takes and returns JSON. ``alive`` counts from the start of the process, ``seconds`` is the time of the
+operation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PROCESSES = 2
 
 
 def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
-    """Open task 0, whatever it is restored from, until its first keys were read."""
+    """Open task 0 and read its first keys, whichever backend it restores from."""
     parsed = JobConfig.from_mapping(config)
     let_go(held)
     start = time.perf_counter()
@@ -55,11 +56,11 @@ def open_task(config: dict[str, Any], count: int, held: str) -> dict[str, Any]:
 
 
 def materialize(config: dict[str, Any], held: str) -> dict[str, Any]:
-    """Build the first snapshot of task 0, until it is offered."""
+    """Build the first snapshot of task 0 and offer it."""
     parsed = JobConfig.from_mapping(config)
     let_go(held)
     start = time.perf_counter()
-    (done,) = materialize_task(parsed, TASK, again=True)  # an offer of an earlier round may wait
+    (done,) = materialize_task(parsed, TASK, again=True)  # an earlier round's offer may still wait
     took, alive = time.perf_counter() - start, seconds_alive()
     return {"seconds": took, "alive": alive, "records": done.records, "uploaded": done.uploaded}
 
@@ -80,7 +81,7 @@ def adopt_and_open(config: dict[str, Any], count: int, held: str, topic: str, so
 
 
 def commits(config: dict[str, Any], count: int, each: int) -> dict[str, Any]:
-    """``count`` updates, committed after each ``each``."""
+    """Make ``count`` updates, with a commit after each ``each``."""
     batches = list(records.batches(count, size=_COMMIT_BATCH))
     with StateManager(JobConfig.from_mapping(config)) as manager, manager.open_task(TASK) as task:
         store = task.store(STORE)
@@ -94,7 +95,7 @@ def commits(config: dict[str, Any], count: int, each: int) -> dict[str, Any]:
 
 
 def read_records(config: dict[str, Any]) -> dict[str, Any]:
-    """The newest checkpoint of every task, from the checkpoint topic."""
+    """Read the newest checkpoint of every task from the checkpoint topic."""
     with JobReader(JobConfig.from_mapping(config)) as reader:
         start = time.perf_counter()
         found = reader.records()
@@ -102,9 +103,9 @@ def read_records(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def consume(config: dict[str, Any], topic: str, batch: int = _BATCH) -> dict[str, Any]:
-    """Plain consumption to the end of partition 0: every key and value is read, and nothing is done with them."""
+    """Consume partition 0 to its end: read every key and value, and do nothing with them."""
     settings = JobConfig.from_mapping(config).kafka_client("consumer")
-    # librdkafka's default of a second starves a fast reader
+    # librdkafka's default of one second starves a fast reader
     client = Consumer({**settings, "group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 2})
     start = time.perf_counter()
     low, high = client.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
@@ -122,7 +123,7 @@ def consume(config: dict[str, Any], topic: str, batch: int = _BATCH) -> dict[str
 
 
 def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[tuple[bytes, bytes | None]]]) -> None:
-    """Write records to partition 0, as fast as it goes, without a transaction."""
+    """Write records to partition 0 as fast as possible, without a transaction."""
     producer = Producer(
         {
             **config.kafka_client("producer"),
@@ -144,12 +145,12 @@ def fill(config: JobConfig, topic: str, batches: Iterable[Sequence[tuple[bytes, 
 
 
 def hash_backend(config: dict[str, Any], factory: str, held: str = "") -> dict[str, Any]:
-    """The content hash of task 0's store in one backend, as ``statemgr migrate verify`` makes it, on two processes."""
+    """Hash task 0's store in one backend as ``statemgr migrate verify`` does, on two processes."""
     parsed = JobConfig.from_mapping(config)
     services = open_services(parsed)
     with JobReader(parsed) as reader, WorkerProcesses(parsed, _PROCESSES) as workers:
         (record,) = reader.retaining()
-        # as for every measurement, the start of processes does not count
+        # as in every measurement, the start of processes does not count
         for started in [workers.submit(hash_parts, ()) for _ in range(_PROCESSES)]:
             started.result()
         let_go(held)

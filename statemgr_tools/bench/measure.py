@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: One measurement of one variant in round ``number``: returns what it measured (seconds, or several numbers by name).
+#: Measures one variant in round ``number``. Returns seconds, or several numbers by name.
 Sample = Mapping[str, float]
 Variant = Callable[[int], float | Sample]
 Report = Callable[[str], None]
@@ -21,11 +21,11 @@ class Series:
     samples: Sequence[Sample]
 
     def median(self, name: str = "seconds") -> float:
-        """The median over the rounds. Raises: KeyError for a number that was not measured."""
+        """Return the median over the rounds. Raises: KeyError for a number that was not measured."""
         return statistics.median(sample[name] for sample in self.samples)
 
     def largest(self, name: str) -> float:
-        """The largest over the rounds."""
+        """Return the largest value over the rounds."""
         return max(sample[name] for sample in self.samples)
 
 
@@ -37,14 +37,14 @@ def interleaved(
     warm_up: int = 0,
     rotate: bool = True,
 ) -> dict[str, Series]:
-    """Measure every variant once a round. Who begins changes from round to round, so that drift hits all alike.
+    """Measure every variant once per round. The first variant changes each round, so that drift affects all equally.
 
     Args:
-        variants: name → what measures it.
-        rounds: how often; at least 1.
-        report: called with the name and round before each.
+        variants: name → the function that measures it.
+        rounds: the number of rounds, at least 1.
+        report: called with name and round before each measurement.
         warm_up: rounds before the first whose numbers are dropped.
-        rotate: false where one variant needs what another has left.
+        rotate: false if one variant needs what another one leaves behind.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in variants}
     names = list(variants)
@@ -60,14 +60,14 @@ def interleaved(
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 to 1) of them are, between neighbours by their distance.
+    """Return the value below which ``share`` (0 to 1) of the values are, interpolated between neighbours.
 
     Raises: ValueError for no values, or a share outside of 0 to 1.
     """

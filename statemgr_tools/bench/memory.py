@@ -1,4 +1,4 @@
-"""Makes memory available, so that a measurement of whole states shows the cost of the code and not of new pages.
+"""Makes memory available, so that a measurement of complete states shows the cost of the code, not of new pages.
 
 The host of a virtual machine takes back memory that has been free for a second or two. The first use of such a page
 costs more than copying it, and a different amount each time. So before a measurement, an empty file with as many bytes
@@ -25,10 +25,9 @@ _LOOK_S = 0.005
 
 @contextmanager
 def fresh_place(session: Session, name: str, size: int) -> Iterator[tuple[Path, Path]]:
-    """A new directory that is removed at the end, and a file that reserves memory for ``size`` bytes to be written
-    there.
+    """Yield a new directory, and a file that reserves memory for ``size`` bytes in that directory.
 
-    The system's unwritten data is on the disk when the block begins.
+    The directory is removed at the end. The system's unwritten data is on the disk when the block begins.
     """
     directory = session.fresh(name)
     held = directory.with_name(f"{directory.name}.held")
@@ -47,14 +46,14 @@ def fresh_place(session: Session, name: str, size: int) -> Iterator[tuple[Path, 
 
 
 def let_go(held: str | Path | None) -> None:
-    """Release the reserved memory. Call it when a measurement starts its clock."""
+    """Release the reserved memory. Call this when a measurement starts its clock."""
     if held is not None:
         Path(held).unlink(missing_ok=True)
 
 
 @contextmanager
 def let_go_at_first_file(held: Path, directory: Path) -> Iterator[None]:
-    """Release it for another program, as soon as that has created something in ``directory``."""
+    """Release the memory for another program as soon as that program creates something in ``directory``."""
     over = threading.Event()
 
     def look() -> None:

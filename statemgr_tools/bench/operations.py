@@ -1,6 +1,6 @@
 """Measurements that run in their own processes: restores, backups, and plain code that moves the same bytes.
 
-Each function takes and returns JSON; times are seconds of the operation alone, without the process's start.
+Each function takes and returns JSON. Times are seconds of the operation, without the start of the process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _THREADS = 8
 
 
 def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
-    """Task 0's store ``s`` at a checkpoint, without Kafka."""
+    """Open task 0's store ``s`` at a checkpoint, without Kafka."""
     return open_attempt(config, TASK, checkpoint, Epoch(1, Layout(1, 1, "kafka-partition"), {}))
 
 
 def backup(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
-    """Open a store, and prepare a commit of it: all is uploaded that is not in the blob store yet."""
+    """Open a store and prepare a commit of it, which uploads everything that the blob store lacks."""
     base, parsed = checkpoint_from_bytes(bytes.fromhex(checkpoint)), JobConfig.from_mapping(config)
     _connect(parsed)
     with open_at(parsed, base) as attempt:
@@ -49,7 +49,7 @@ def backup(config: dict[str, Any], checkpoint: str, held: str | None = None) -> 
 
 
 def _following(base: Checkpoint, prepared: PreparedCommit) -> Checkpoint:
-    """The checkpoint that publishing a commit would make."""
+    """Return the checkpoint that the publish of a commit would make."""
     store = prepared.stores[STORE]
     return replace(
         base,
@@ -61,7 +61,7 @@ def _following(base: Checkpoint, prepared: PreparedCommit) -> Checkpoint:
 
 
 def commit_segments(config: dict[str, Any], checkpoint: str, of: int, count: int, commits: int) -> dict[str, Any]:
-    """Commits of ``count`` of the ``of`` records each, on top of a checkpoint's snapshot."""
+    """Commit ``count`` of the ``of`` records several times, on top of a checkpoint's snapshot."""
     parsed, base = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
     for number in range(commits):
         with open_at(parsed, base) as attempt:
@@ -71,7 +71,7 @@ def commit_segments(config: dict[str, Any], checkpoint: str, of: int, count: int
 
 
 def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) -> dict[str, Any]:
-    """Open a store at a checkpoint: restored, verified, and ready for its first read when it returns."""
+    """Open a store at a checkpoint: when this returns, it is restored, verified and ready for its first read."""
     parsed, published = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
     _connect(parsed)
     let_go(held)
@@ -89,7 +89,7 @@ def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) ->
 
 
 def _connect(config: JobConfig) -> None:
-    """Make the client of the process first, as plain code does, so that the import of modules is not measured."""
+    """Make the client of the process first, as plain code does, so that imports of modules are not measured."""
     services = attempt_host(config).services
     services.restore_manager("blob-store")
     with suppress(MissingError):
@@ -97,7 +97,7 @@ def _connect(config: JobConfig) -> None:
 
 
 def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
-    """A plain parallel copy of files with eight threads. It syncs nothing, like a restore."""
+    """Copy files in parallel with eight threads. Like a restore, this syncs nothing."""
     Path(target).mkdir()
 
     def one(path: str) -> None:
@@ -108,7 +108,7 @@ def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
 
 
 def in_parallel(action: Callable[[str], None], items: list[str]) -> float:
-    """Do something with each of many, by eight threads. Returns seconds."""
+    """Call a function for many items with eight threads. Returns: the seconds."""
     start = time.perf_counter()
     with ThreadPoolExecutor(_THREADS) as pool:
         for done in [pool.submit(action, item) for item in items]:
@@ -117,7 +117,7 @@ def in_parallel(action: Callable[[str], None], items: list[str]) -> float:
 
 
 def hash_files(directory: str) -> dict[str, Any]:
-    """Read and hash every file of a directory, by eight threads."""
+    """Read and hash every file of a directory with eight threads."""
 
     def one(path: str) -> None:
         hash_file(Path(path))
@@ -152,7 +152,7 @@ def backup_file(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def restore_file(config: dict[str, Any], marker: str, target: str) -> dict[str, Any]:
-    """Restore what :func:`backup_file` has backed up."""
+    """Restore the backup of :func:`backup_file`."""
     services = open_services(JobConfig.from_mapping(config))
     identity, named = services.identity(TASK, STORE), BlobMarker(inline=bytes.fromhex(marker))
     request = RestoreRequest(identity, named, Path(target), (), lambda what, done, total: None)

@@ -1,7 +1,7 @@
 """Moves the same bytes with plain boto3: the references of restores from and backups to S3.
 
-The client is the fastest that plain Python was found to have: eight threads, raw streams into reused buffers, bodies of
-bytes, no checksums. Each function runs in a process of its own, and takes and returns JSON.
+The client is the fastest known one in plain Python: eight threads, raw streams into reused buffers, bodies of bytes, no
+checksums. Each function runs in its own process, and takes and returns JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BUFFER = 1024 * 1024
 
 
 def client_of(s3: dict[str, str]) -> S3Client:
-    """A client for eight threads; ``s3`` has the fields of an ``S3Address``."""
+    """Return a client for eight threads. ``s3`` has the fields of an ``S3Address``."""
     return boto3.session.Session().client(
         "s3",
         endpoint_url=s3["endpoint"],
@@ -41,9 +41,9 @@ def client_of(s3: dict[str, str]) -> S3Client:
 
 
 def put(s3: dict[str, str], paths: list[str], prefix: str, held: str | None = None) -> dict[str, Any]:
-    """Every file as one object below ``prefix``."""
+    """Put every file as one object with ``prefix``."""
     client = client_of(s3)
-    client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)  # what a first request costs is not what is asked
+    client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)  # the extra cost of a first request does not count
 
     def one(path: str) -> None:
         body = Path(path).read_bytes()
@@ -54,7 +54,7 @@ def put(s3: dict[str, str], paths: list[str], prefix: str, held: str | None = No
 
 
 def get(s3: dict[str, str], names: list[str], prefix: str, target: str, held: str) -> dict[str, Any]:
-    """Every object to a file. It syncs nothing, like a restore."""
+    """Get every object into a file. Like a restore, this syncs nothing."""
     client = client_of(s3)
     client.list_objects_v2(Bucket=s3["bucket"], MaxKeys=1)
     Path(target).mkdir()
@@ -75,7 +75,7 @@ def get(s3: dict[str, str], names: list[str], prefix: str, target: str, held: st
 
 
 def remove(s3: dict[str, str], prefix: str) -> None:
-    """Delete everything below a prefix."""
+    """Delete everything with a prefix."""
     client = client_of(s3)
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=s3["bucket"], Prefix=prefix):
         for found in page.get("Contents", ()):

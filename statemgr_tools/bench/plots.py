@@ -23,7 +23,7 @@ def check_available() -> None:
 
 
 def draw(pictures: Sequence[Picture], target: Path) -> None:
-    """Draw all pictures to one file, whose suffix chooses the format (``.svg``, ``.png``)."""
+    """Draw all pictures to one file. Its suffix selects the format (``.svg``, ``.png``)."""
     from matplotlib.figure import Figure
 
     rows = -(-len(pictures) // _COLUMNS)
@@ -40,5 +40,5 @@ def draw(pictures: Sequence[Picture], target: Path) -> None:
         axes.set_ylabel("seconds")
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize="small")
-    # without a date, so that the same numbers give the same file
+    # without a date, so that equal numbers give equal files
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)

@@ -1,6 +1,6 @@
-"""A proxy in front of an S3 server that delays every answer by a drawn latency, like a distant store.
+"""A proxy in front of an S3 server that delays every answer by a random latency, like a distant store.
 
-It listens on this machine only. It passes requests on unchanged, because their signature covers the host in them.
+It listens on this machine only. It passes requests on unchanged, because their signature covers the host.
 
 ``FLIP_158`` has the latencies in Flink's proposal for generalised incremental checkpoints (FLIP-158): a PUT has a
 median of 459 ms and a 99.9th percentile of 3.2 s. Values in between are interpolated on a logarithmic scale.
@@ -30,13 +30,13 @@ _NOT_PASSED_ON = {"connection", "transfer-encoding", "expect", "date", "server"}
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """A distribution, given by some of its quantiles: ``(share, seconds)``, ascending, from 0 to 1."""
+    """A distribution of latencies, defined by some quantiles: ``(share, seconds)``, ascending, from 0 to 1."""
 
     name: str
     quantiles: Sequence[tuple[float, float]]
 
     def at(self, share: float) -> float:
-        """The quantile of a share from 0 to 1, in seconds."""
+        """Return the quantile of a share from 0 to 1, in seconds."""
         shares = [known for known, _ in self.quantiles]
         above = min(max(bisect.bisect_left(shares, share), 1), len(shares) - 1)
         (left, low), (right, high) = self.quantiles[above - 1], self.quantiles[above]
@@ -44,7 +44,7 @@ class Latencies:
         return math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
 
     def sample(self, source: random.Random) -> float:
-        """One latency in seconds."""
+        """Return a random latency in seconds."""
         return self.at(source.random())
 
 
@@ -54,7 +54,7 @@ FLIP_158 = Latencies(
 
 
 def fixed(seconds: float) -> Latencies:
-    """The same latency for every request."""
+    """Return a distribution with the same latency for every request."""
     return Latencies(f"{seconds * 1000:g} ms", ((0.0, seconds), (1.0, seconds)))
 
 
@@ -63,7 +63,7 @@ class SlowProxy:
 
     Args:
         upstream: the server's URL.
-        latencies: the delays of the answers, in addition to the server's own time. None for no delay.
+        latencies: the delays of the answers, in addition to the server's own time. None means no delay.
     """
 
     def __init__(self, upstream: str, latencies: Latencies | None) -> None:
@@ -98,7 +98,7 @@ class SlowProxy:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of a client, and one to the server for it."""
+    """A client's connection, with its own connection to the server."""
 
     protocol_version = "HTTP/1.1"
     upstream: str
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in answer.getheaders():
             if name.lower() not in _NOT_PASSED_ON:
                 self.send_header(name, value)
-        if answer.length is None:  # sent in chunks: its length is known when it has been read
+        if answer.length is None:  # sent in chunks: the length is only known after reading
             content = answer.read()
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

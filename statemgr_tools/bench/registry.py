@@ -1,4 +1,4 @@
-"""Every case by its name. A case is a function that measures and yields lines; importing a family registers it."""
+"""Every case by its name. A case is a function that measures and yields lines. Imports register the cases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from statemgr_tools.bench.session import Session
 
 Measure = Callable[["Session"], Iterator["Line"]]
-#: Case → (module that has it, whether it must be reached), in the order of the table.
+#: Case → (its module, whether its target must be reached), in the order of the table.
 TABLE = {
     "restore-file": ("restore", False),
     "restore-s3": ("restore", False),
@@ -52,7 +52,7 @@ _measures: dict[str, Measure] = {}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case: its name, what measures it, and whether it must be reached."""
+    """A case: its name, its measuring function, and whether its target must be reached."""
 
     name: str
     measure: Measure
@@ -72,7 +72,7 @@ def case(name: str) -> Callable[[Measure], Measure]:
 
 
 def find(name: str) -> Case:
-    """A case by its name. Raises: KeyError."""
+    """Return a case by its name. Raises: KeyError."""
     module, must = TABLE[name]
     importlib.import_module(f"statemgr_tools.bench.cases.{module}")
     return Case(name, _measures[name], must)

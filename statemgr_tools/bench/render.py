@@ -1,4 +1,4 @@
-"""Results as a table for people, as Markdown for the documentation, and the verdict of a whole run."""
+"""Shows results as a table for people and as Markdown for the documentation, and the verdict of a complete run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from statemgr.errors import InvalidError
 from statemgr_tools.bench.result import Line, Result
 
 HEADERS = ("case", "value", "unit", "reference", "its value", "ratio", "to reach", "verdict")
-#: Of the cases that need not be reached, so many may be missed, none of them by more than this share.
+#: Of the cases that need not be reached, this many may be missed, none of them by more than this share.
 MISSES_ALLOWED, MISS_ALLOWED = 3, 0.25
-#: Between these, the documentation has what was measured.
+#: The documentation has the measured results between these markers.
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 _STYLES = {"reached": "green", "missed": "bold red"}
 
 
 def cells(line: Line) -> tuple[str, ...]:
-    """One line as texts."""
+    """Return one line as texts."""
     result = line.result
     return (
         result.case,
@@ -37,14 +37,14 @@ def cells(line: Line) -> tuple[str, ...]:
 
 
 def verdict(line: Line) -> str:
-    """``reached``, ``missed by 12 %``, or empty if there is no verdict."""
+    """Return ``reached``, ``missed by 12 %``, or an empty text if there is no verdict."""
     if line.result.reached is None:
         return "–" if line.result.target else ""
     return "reached" if line.result.reached else f"missed by {line.miss:.0%}"
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """For a terminal."""
+    """Return a table for a terminal."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for header in HEADERS:
         made.add_column(
@@ -58,20 +58,20 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """For ``docs/performance.md``."""
+    """Return the table for ``docs/performance.md``."""
     rows = [HEADERS, ("---",) * len(HEADERS), *(cells(line) for line in lines)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def block(lines: Sequence[Line], rounds: int) -> str:
-    """A sentence about the machine, and the Markdown table."""
+    """Return a sentence about the machine, and the Markdown table."""
     memory = psutil.virtual_memory().total / 1e9
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
     return f"{machine}, Python {platform.python_version()}; {rounds} rounds.\n\n{markdown(lines)}"
 
 
 def with_block(page: str, text: str) -> str:
-    """The page with a new text between its markers. Raises: InvalidError if it has none."""
+    """Return the page with new text between its markers. Raises: InvalidError if it has none."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -80,7 +80,7 @@ def with_block(page: str, text: str) -> str:
 
 
 def summary(lines: Sequence[Line], must: Collection[str]) -> str:
-    """A sentence about the whole run."""
+    """Return a sentence about the complete run."""
     missed = missed_cases(lines)
     required = sorted(set(missed) & set(must))
     others = {name: by for name, by in missed.items() if name not in must}
@@ -92,7 +92,7 @@ def summary(lines: Sequence[Line], must: Collection[str]) -> str:
 
 
 def missed_cases(lines: Sequence[Line]) -> dict[str, float]:
-    """Case → the largest share by which one of its lines missed its target."""
+    """Return case → the largest share by which one of its lines missed its target."""
     missed: dict[str, float] = {}
     for line in lines:
         if line.result.reached is False:
@@ -101,7 +101,7 @@ def missed_cases(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, and separators in a large number."""
+    """Return a number with three significant digits, and with separators if it is large."""
     if value is None:
         return ""
     if abs(value) >= 1000:
@@ -110,5 +110,5 @@ def number(value: float | None) -> str:
 
 
 def results(lines: Sequence[Line]) -> list[Result]:
-    """The fields without those that only the verdict needs."""
+    """Return the fields without those that only the verdict needs."""
     return [line.result for line in lines]

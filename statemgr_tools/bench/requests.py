@@ -1,4 +1,4 @@
-"""Counts the HTTP requests of this process to an S3 server, where they leave the SDK."""
+"""Counts this process's HTTP requests to an S3 server as they leave the SDK."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: How long nothing may happen before the requests of a commit are taken to be over (seconds).
+#: The requests of a commit count as finished after this many seconds without a request.
 _QUIET_S = 0.08
 _POLL_S = 0.01
 
 
 class Requests:
-    """Requests by kind, and the bytes of the bodies of PUTs, since the last :meth:`reset`."""
+    """Counts of requests by kind, and the body bytes of PUTs, since the last :meth:`reset`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class Requests:
         self._last = time.perf_counter()
 
     def add(self, kind: str, size: int) -> None:
-        """Count one."""
+        """Count a request."""
         with self._lock:
             self._kinds[kind] += 1
             self._bytes += size if kind == "PUT" else 0
@@ -38,7 +38,7 @@ class Requests:
             self._bytes = 0
 
     def settled(self) -> dict[str, float]:
-        """Kind → requests, with ``bytes`` and ``all``, after nothing was sent for a while (a clean-up ends later)."""
+        """Return kind → requests, with ``bytes`` and ``all``, after a pause (a clean-up ends later)."""
         while time.perf_counter() - self._last < _QUIET_S:
             threading.Event().wait(_POLL_S)
         with self._lock:
@@ -50,7 +50,7 @@ class Requests:
 
 @contextmanager
 def counted() -> Iterator[Requests]:
-    """Count every request of botocore in this process inside a ``with`` block."""
+    """Count every botocore request of this process inside the block."""
     import botocore.httpsession
 
     session_class: Any = botocore.httpsession.URLLib3Session
@@ -69,7 +69,7 @@ def counted() -> Iterator[Requests]:
 
 
 def kind_of(method: str, url: str) -> str:
-    """``PUT``, ``GET``, ``HEAD``, ``DELETE``, ``UNTAG``, ``LIST``, or the method of any other request."""
+    """Return ``PUT``, ``GET``, ``HEAD``, ``DELETE``, ``UNTAG``, ``LIST``, or the method of any other request."""
     query = parse_qs(urlsplit(url).query, keep_blank_values=True)
     if method == "GET" and ({"list-type", "prefix", "uploads"} & query.keys()):
         return "LIST"

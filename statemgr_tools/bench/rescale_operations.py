@@ -19,7 +19,7 @@ _PROCESSES = 2
 
 
 def rescale_job(config: dict[str, Any], tasks: int, held: str) -> dict[str, Any]:
-    """Rescale a job, as ``statemgr rescale`` does, on two processes. Their start does not count."""
+    """Rescale a job on two processes, as ``statemgr rescale`` does. The start of the processes does not count."""
     parsed = JobConfig.from_mapping(config)
     log = CheckpointTopic(parsed, SystemClock(), owned=True)
     plan = plan_rescale(parsed, log.read(), tasks, None)

@@ -6,13 +6,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-#: The reference of a line that says that there was none.
+#: The reference of a line that has none.
 NOT_AVAILABLE = "reference not available"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for a line's ``ratio``, or for its ``value`` (in the line's unit) where there is no reference."""
+    """A limit for a line's ``ratio``, or for its ``value`` (in the line's unit) if there is no reference."""
 
     side: Literal["at least", "at most"]
     bound: float
@@ -23,11 +23,11 @@ class Target:
         return f"{sign} {self.bound:g}" + ("×" if self.of == "ratio" else "")
 
     def reached(self, measured: float) -> bool:
-        """Whether the bound is kept."""
+        """Whether the value is within the limit."""
         return measured >= self.bound if self.side == "at least" else measured <= self.bound
 
     def miss(self, measured: float) -> float:
-        """The share of the bound by which it is missed, 0 if it is reached."""
+        """Return the share of the limit by which the value misses it; 0 if it is reached."""
         if self.reached(measured):
             return 0.0
         return abs(measured - self.bound) / self.bound if self.bound else math.inf
@@ -37,8 +37,8 @@ class Target:
 class Result:
     """One line: ``value`` in ``unit``, compared with ``reference``, which had ``reference_value``.
 
-    ``ratio`` is value / reference_value. ``target`` is the bound as text, ``reached`` None where nothing was to be
-    reached, or where the reference was not there to compare with.
+    ``ratio`` is value / reference_value. ``target`` is the bound as text, and ``reached`` is None
+    if there is no target, or if the reference was not available.
     """
 
     case: str
@@ -51,14 +51,14 @@ class Result:
     reached: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields for JSON. Numbers have four significant digits."""
+        """Return the fields for JSON. Numbers have four significant digits."""
         fields = asdict(self)
         return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A result, and by which share of its target it was missed."""
+    """A result, and the share by which it missed its target."""
 
     result: Result
     miss: float = 0.0
@@ -67,7 +67,7 @@ class Line:
 def compared(
     case: str, value: float, unit: str, reference: str, reference_value: float | None, target: Target | None = None
 ) -> Line:
-    """A line with a reference. If the reference was not available (None), the line says so and has no verdict."""
+    """Make a line with a reference. If the reference is not available (None), the line says so and has no verdict."""
     if reference_value is None:
         text = f"{reference}: {NOT_AVAILABLE}"
         return Line(Result(case=case, value=value, unit=unit, reference=text, target=str(target) if target else None))
@@ -76,7 +76,7 @@ def compared(
 
 
 def alone(case: str, value: float, unit: str, what: str, target: Target | None = None) -> Line:
-    """A line without a reference: ``what`` was measured, and the target bounds the value itself."""
+    """Make a line without a reference. ``what`` was measured, and the target limits the value itself."""
     return _line(case, value, unit, what, None, None, target)
 
 
@@ -104,5 +104,5 @@ def _line(
 
 
 def _rounded(value: float) -> float | None:
-    """None for infinity, which JSON does not have."""
+    """Round a number; None for infinity, which JSON does not have."""
     return float(f"{value:.4g}") if math.isfinite(value) else None

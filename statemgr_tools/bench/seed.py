@@ -1,6 +1,6 @@
-"""A state backend from outside that starts stores from a directory that was generated: hard links, so at no cost.
+"""A custom state backend that starts stores from a generated directory with hard links, at no cost.
 
-Its marker is the directory's path. It backs nothing up.
+Its marker is the directory's path. It backs up nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Files = Mapping[str, tuple[int, bytes]]
 
 
 def seeded(directory: Path) -> Checkpoint:
-    """A checkpoint that says: store ``s`` is what is in this directory (as :func:`write_hashes` left it)."""
+    """Return a checkpoint whose store ``s`` has this directory, with the hashes that :func:`write_hashes` left."""
     return Checkpoint(
         checkpoint_id=CheckpointId(1_700_000_000_000, 1),
         sequence=1,
@@ -50,22 +50,22 @@ def seeded(directory: Path) -> Checkpoint:
 
 
 def write_hashes(directory: Path, files: Files) -> None:
-    """Keep the hashes next to the directory, so that nobody has to read all of it again."""
+    """Keep the hashes next to the directory, so that no later step has to read all of it again."""
     text = json.dumps({name: [size, digest.hex()] for name, (size, digest) in files.items()})
     directory.with_name(directory.name + _HASHES).write_text(text)
 
 
 def read_hashes(directory: Path) -> Files:
-    """The hashes that :func:`write_hashes` wrote."""
+    """Read the hashes that :func:`write_hashes` wrote."""
     found = json.loads(directory.with_name(directory.name + _HASHES).read_text())
     return {name: (size, bytes.fromhex(digest)) for name, (size, digest) in found.items()}
 
 
 class SeedBackend:
-    """Implements :class:`statemgr.ports.StateBackend`; for restoring only."""
+    """Implements :class:`statemgr.ports.StateBackend`, for restores only."""
 
     def __init__(self, services: Services) -> None:
-        """It needs nothing."""
+        """Keep none of the services."""
 
     def backup_manager(self) -> BackupManager:
         return _NoBackup()
@@ -74,11 +74,11 @@ class SeedBackend:
         return _SeedRestore()
 
     def close(self) -> None:
-        """It keeps nothing."""
+        """Close nothing."""
 
 
 class _NoBackup:
-    """Keeps nothing, and has nothing to clean up when another backend takes over."""
+    """Backs up nothing, and has nothing to clean up when another backend takes over."""
 
     needs_changes = False
     needs_directory = True
@@ -95,7 +95,7 @@ class _NoBackup:
         return None
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """There is nothing."""
+        """Clean up nothing."""
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
         return False
@@ -109,7 +109,7 @@ class _NoBackup:
 
 class _SeedRestore:
     def restore(self, request: RestoreRequest) -> Restored:
-        """Hard links to every file."""
+        """Make hard links to every file."""
         marker: Marker = request.marker
         assert isinstance(marker, OpaqueMarker)
         directory = Path(os.fsdecode(marker.data))

@@ -1,6 +1,6 @@
-"""One run: how large and how often, its work directory and servers, and what its cases share.
+"""One run: its sizes and rounds, its work directory and servers, and the objects that its cases share.
 
-Writes below its work directory only, and removes what it made there, but for the peers' builds.
+Writes only in its work directory, and removes its data there, except the builds of the peers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Plan:
 
     Args:
         scale: share of the table's sizes; 1 is the table.
-        rounds: how often each variant is measured.
-        work: where everything is written.
+        rounds: the number of measurements of each variant.
+        work: the directory for everything that a run writes.
         peers: directory of the peers' harnesses, None without them.
-        given: keys of a configuration, for servers that run already.
+        given: keys of a configuration, for servers that already run.
     """
 
     scale: float = 1.0
@@ -49,7 +49,7 @@ class Plan:
 
 
 class Session:
-    """The services that a case uses. A context manager, whose end stops servers and removes data."""
+    """The services that a case uses. A context manager that stops servers and removes data at its end."""
 
     def __init__(self, plan: Plan, report: Report = lambda what: None) -> None:
         self.plan = plan
@@ -71,26 +71,26 @@ class Session:
         return self.plan.scale >= 1
 
     def bytes(self, full: int, least: int = MEBIBYTE) -> int:
-        """A number of bytes of the table, scaled."""
+        """Return the scaled number of bytes."""
         return self.count(full, least)
 
     def count(self, full: int, least: int = 100) -> int:
-        """A number of records, files or rounds of the table, scaled."""
+        """Return the scaled number of records, files or rounds."""
         return max(min(full, least), int(full * min(self.plan.scale, 1)))
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
-        """An object that several cases use. It is made once."""
+        """Return an object that several cases use. It is made once."""
         if name not in self._shared:
             self._shared[name] = make()
         found: T = self._shared[name]
         return found
 
     def fresh(self, name: str) -> Path:
-        """A new directory."""
+        """Make a new directory."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
 
     def bucket(self, name: str) -> str:
-        """The name of a bucket of a peer's own: of small letters, digits and hyphens."""
+        """Return the name of a peer's own bucket, made of lower-case letters, digits and hyphens."""
         return f"bench-{name}-{self.directory.name}".replace("_", "-").lower()
 
     def job(
@@ -102,7 +102,7 @@ class Session:
         overrides: Mapping[str, object] | None = None,
         **settings: object,
     ) -> JobConfig:
-        """A job of its own with one store ``s``. Keys in ``settings`` have ``__`` for ``.``; ``overrides`` win."""
+        """Return a new job with one store ``s``. Keys in ``settings`` use ``__`` for ``.``; ``overrides`` win."""
         self._jobs += 1
         unique = f"{name}-{self.directory.name}-{self._jobs}"
         mapping: dict[str, object] = {
@@ -133,7 +133,7 @@ class Session:
 
 
 def changed(config: JobConfig, **settings: object) -> JobConfig:
-    """The same job with some keys changed (``__`` for ``.``)."""
+    """Return the same job with some keys changed (``__`` for ``.``)."""
     return JobConfig.from_mapping(
         config.to_mapping(), {key.replace("__", "."): value for key, value in settings.items()}
     )

@@ -1,8 +1,8 @@
-"""What the cases of Spark measure, in a process of their own: both engines, batch by batch, on the same input.
+"""The measurements of the Spark cases, in their own process: both engines, batch by batch, on the same input.
 
-Each engine reads a topic of its own with the same records. An engine has its batch while the other one waits for input,
-and who begins changes from batch to batch. A batch's time is what Spark reports as ``triggerExecution``: planning, the
-state, the output and Spark's own commits.
+Each engine reads its own topic with the same records. An engine runs its batch while the other one waits for input, and
+the first engine changes from batch to batch. A batch's time is Spark's ``triggerExecution``: planning, the state, the
+output and Spark's own commits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DEADLINE_S = 1800
 _WARM_UP = 10
 #: The same for batches that take minutes.
 _SHORT_WARM_UP = 3
-#: Batches until every executor has had every task.
+#: Number of batches until every executor has had every task.
 _SETTLING = 15
 #: A key and its two numbers.
 _ITEM_BYTES = 12 + 16
@@ -61,7 +61,7 @@ def measure(
     Args:
         api: ``aggregate``, or ``row`` or ``pandas`` for a processor.
         engines: ``statemgr``, ``spark``, or both.
-        directory: where Spark keeps its state and its checkpoint locations.
+        directory: the directory for Spark's state and checkpoint locations.
 
     Returns: engine → the seconds of each batch.
     Raises: MeasurementFailed, if the engines' last batches have different rows.
@@ -80,10 +80,10 @@ def measure(
 def measure_restart(
     *, config: Mapping[str, object], engines: list[str], keys: int, rows: int, rounds: int, directory: str
 ) -> dict[str, Any]:
-    """As :func:`measure`, but before each batch the query is stopped and the local state deleted.
+    """Like :func:`measure`, but stop the query and delete the local state before each batch.
 
-    Returns: engine → the seconds from the start of the query until the end of its first batch, which restores the
-        state, of each round.
+    Returns: engine → for each round, the seconds from the start of the query until the end of its first batch, which
+        restores the state.
     """
     with _filled(config, "aggregate", engines, keys, rows, directory) as (sides, records):
 
@@ -108,7 +108,7 @@ def _in_turn(
     warm_up: int,
     rounds: int,
 ) -> dict[str, list[float]]:
-    """Engine → what ``timed`` gives for each round after the first ones. Who begins changes from round to round."""
+    """Return engine → the results of ``timed`` after the first rounds. The first engine changes from round to round."""
     found: dict[str, list[float]] = {side.engine: [] for side in sides}
     for number in range(-warm_up, rounds):
         batch = records()
@@ -122,7 +122,7 @@ def _in_turn(
 def measure_fetches(
     *, config: Mapping[str, object], executors: int, keys: int, rows: int, batches: int, directory: str
 ) -> dict[str, Any]:
-    """Run batches on executors of their own, each with one core and its own disk.
+    """Run batches on separate executors, each with one core and its own disk.
 
     Returns: ``fetched``: the bytes that all tasks of each warm batch fetched to open their stores. ``changed``: the
         bytes of the keys and values that it changed.
@@ -159,7 +159,7 @@ def measure_share(
     """Run warm batches of a job with many tasks.
 
     Returns: ``batch``: the seconds of each batch. ``statemgr``: of these, the seconds in statemgr outside of the
-        process function: what all attempts took to open and to prepare, divided by the slots, and the publish.
+        process function: the time of all attempts to open and prepare, divided by the slots, plus the publish.
     """
     job = JobConfig.from_mapping(config)
     spark = _session(Path(directory), f"local[{slots}]", job.tasks)
@@ -187,7 +187,7 @@ def measure_share(
 def _filled(
     config: Mapping[str, object], api: str, engines: list[str], keys: int, rows: int, directory: str
 ) -> Iterator[tuple[list[_Side], Callable[[], list[tuple[int, int]]]]]:
-    """The engines with running queries whose state has all keys, and a function that draws a batch."""
+    """Yield the engines with running queries whose state has all keys, and a function that draws a batch."""
     job = JobConfig.from_mapping(config)
     spark = _session(Path(directory), f"local[{job.tasks}]", job.tasks)
     try:
@@ -205,7 +205,7 @@ def _filled(
 
 
 def _check_same(sides: list[_Side], keys: int, rows: int) -> None:
-    """One more batch, whose output is compared."""
+    """Run one more batch, and compare the engines' outputs."""
     outputs = []
     for side in sides:
         side.keep = True
@@ -246,7 +246,7 @@ class _Side:
         admin.create_topics([NewTopic(self._topic, partitions, 1)])[self._topic].result(30)
 
     def produce(self, records: Any) -> None:
-        """Put records on the topic, equally many on each partition."""
+        """Write records to the topic, the same number to each partition."""
         producer = Producer({"bootstrap.servers": self._servers, "linger.ms": 20})
         for number, (key, value) in enumerate(records):
             while True:
@@ -261,7 +261,7 @@ class _Side:
             raise MeasurementFailed("the broker did not take the input")
 
     def start(self) -> None:
-        """Start the query on what is on the topic."""
+        """Start the query on the records in the topic."""
         self._query = self._ours() if self.engine == STATEMGR else self._theirs()
 
     def stop(self) -> None:
@@ -270,22 +270,22 @@ class _Side:
             self._query.stop()
 
     def lose_local_state(self) -> None:
-        """Delete what the engine keeps on the local disk, as on a new machine."""
+        """Delete the engine's data on the local disk, as on a new machine."""
         if self.engine == STATEMGR:
             shutil.rmtree(self._job.state_dir)
         else:
-            # the stores' directories go with them
+            # this also deletes the stores' directories
             self._spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
 
     def report(self) -> BatchReport:
-        """What statemgr reports of the last batch."""
+        """Return statemgr's report of the last batch."""
         assert isinstance(self._query, RunningQuery)
         report = self._query.lastBatch
         assert report is not None
         return report
 
     def next_batch(self) -> float:
-        """Wait for the next batch with input. Returns: the seconds that it took as a whole."""
+        """Wait for the next batch with input. Returns: its total seconds."""
         assert self._query is not None
         deadline = time.monotonic() + _DEADLINE_S
         while time.monotonic() < deadline:
@@ -300,7 +300,7 @@ class _Side:
         raise MeasurementFailed(f"{self.engine}: a batch has not ended within {_DEADLINE_S} s")
 
     def _input(self, starting_offsets: str) -> DataFrame:
-        # as many rows as a batch is to have: not the first part of what is being produced
+        # take only a batch with all rows, not with the first part of the records that are being produced
         return (
             self._spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self._servers)
@@ -342,7 +342,7 @@ class _Side:
 
 
 def totals(batches: Iterator[pa.RecordBatch], stores: Any, context: StateContext) -> Iterator[pa.RecordBatch]:
-    """Running totals, a column at a time."""
+    """Running totals, computed by columns."""
     arrived = [batch.select(["key", "value"]) for batch in batches]
     if arrived:
         rows = pa.Table.from_batches(arrived)
@@ -365,7 +365,7 @@ class RowTotals(StatefulProcessor):
         yield Row(key=key[0], total=total, rows=count)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 class PandasTotals(RowTotals):
@@ -399,7 +399,7 @@ def _session(directory: Path, master: str, tasks: int) -> SparkSession:
         "spark.driver.extraJavaOptions": java_options(str(directory)).replace(" -XX:TieredStopAtLevel=1", ""),
         f"{state}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
         f"{state}.rocksdb.changelogCheckpointing.enabled": "true",
-        # the engine that has no batch asks for offsets this often
+        # how often the idle engine asks for offsets
         "spark.sql.streaming.pollingDelay": "100ms",
     }
     builder = SparkSession.builder.master(master).appName("statemgr bench")

@@ -1,4 +1,4 @@
-"""States of a size, generated once a run as RocksDB directories. Writes below the run's directory."""
+"""States of a given size, generated once per run as RocksDB directories. Writes in the run's directory."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(size for size, _ in self.files.values())
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """A checkpoint whose store is this state."""
+        """Return a checkpoint with this state as its store."""
         return seeded(self.directory)
 
     def __str__(self) -> str:
-        """Its size, for people."""
+        """Return the size as text for people."""
         size = self.bytes
         return f"{size / GIBIBYTE:.2g} GiB" if size > GIBIBYTE / 2 else f"{size / MEBIBYTE:.3g} MiB"
 
     def paths(self) -> list[Path]:
-        """Every file."""
+        """Return every file."""
         return [self.directory / name for name in self.files]
 
 
 def state_of(session: Session, size: int, value_size: int = records.VALUE_SIZE) -> State:
-    """A state of about ``size`` bytes in 16-byte keys and values of ``value_size``, made once a run."""
+    """Return a state of about ``size`` bytes with 16-byte keys and values of ``value_size``, made once per run."""
     return session.shared(f"state of {size} in {value_size}", lambda: _generate(session, size, value_size))
 
 
@@ -59,12 +59,12 @@ def _generate(session: Session, size: int, value_size: int) -> State:
     count = max(size // (records.KEY_SIZE + value_size), 1)
     session.report(f"generating a state of {size / 2**20:,.0f} MiB")
     directory = session.fresh("states") / f"{size}-{value_size}"
-    # large values in smaller lists: as many bytes at a time
+    # large values in smaller lists, with the same number of bytes
     batch = max(records.BATCH_BYTES // value_size, 1)
     with bulk_writer("rocksdb", directory, {}) as writer:
         for pairs in records.batches(count, value_size=value_size, size=batch):
             writer.write(pairs)
-    # settled: nothing is compacted while something is measured
+    # settled, so that no compaction runs during a measurement
     store = RocksDbStore.open(directory, {})
     store.compact()
     store.flush()
@@ -73,12 +73,12 @@ def _generate(session: Session, size: int, value_size: int) -> State:
 
 
 def many_files(session: Session, count: int) -> State:
-    """A state of ``count`` small files, made once a run."""
+    """Return a state of ``count`` small files, made once per run."""
     return session.shared(f"state of {count} files", lambda: _generate_files(session, count))
 
 
 def _generate_files(session: Session, count: int) -> State:
-    """Files in the order of their keys, taken in at once: RocksDB leaves them as they are."""
+    """Generate files in the order of their keys and ingest them at once, so that RocksDB leaves them unchanged."""
     session.report(f"generating a state of {count:,} files")
     root = session.fresh("states")
     options = rocksdb_options.normal({}, create=True)
@@ -101,7 +101,7 @@ def _generate_files(session: Session, count: int) -> State:
 
 
 def register(directory: Path, count: int, value_size: int) -> State:
-    """Take a finished directory as a state: hash its files, so that tasks can be started from it."""
+    """Register a finished directory as a state: hash its files, so that tasks can start from it."""
     directories = StoreDirectories(directory.with_name("unused"), SystemClock(), system_ids())
     files = {path: hash_file(directory / path) for path in directories.finished(directory).files}
     write_hashes(directory, files)

@@ -1,6 +1,6 @@
-"""How costs grow: with the size of the state, with what changes, with the number of files, with the store's latency.
+"""How costs grow with the state's size, the amount of changes, the number of files, and the store's latency.
 
-Each sweep gives curves for one picture. What is measured is what the cases of the table measure.
+Each sweep yields the curves of one picture, with the same measurements as the cases of the table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Curves with one meaning of x."""
+    """Curves with the same meaning of x."""
 
     title: str
     x: str
@@ -106,7 +106,7 @@ def _by_latency(session: Session) -> Picture:
 def _commit(
     session: Session, kind: str, state: State, *, updates: int | None = None, endpoint: str | None = None
 ) -> float:
-    """The median time of some commits, seconds."""
+    """Return the median time of some commits, in seconds."""
     count = session.count(_UPDATES) if updates is None else updates
     session.report(f"{kind}: commits of {count:,} updates on {state}")
     settings = to_blobs(kind)

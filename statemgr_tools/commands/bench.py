@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from statemgr_tools.bench.result import Line
 
 
-#: The most digits of a number of bytes.
+#: The maximum number of digits of a number of bytes.
 _DIGITS = 18
 
 
 def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """``full``, ``small``, or a number of bytes instead of 1 GiB, as a factor of the sizes in the table."""
+    """Parse ``full``, ``small``, or a number of bytes instead of 1 GiB into a factor of the table's sizes."""
     from statemgr_tools.bench.session import GIBIBYTE, SMALL
 
     if value in ("full", "small"):
@@ -107,7 +107,7 @@ def command(
         plots.check_available()
     names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
     chosen = [registry.find(name) for name in names]
-    # so that servers are stopped and data is removed
+    # so that servers stop and data is removed
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     lines: list[Line] = []
     failed: list[str] = []
@@ -132,7 +132,7 @@ def command(
 
 
 def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, object]:
-    """The keys on the command line and in the file. Raises: ConfigError, click.UsageError."""
+    """Return the keys from the command line and the file. Raises: ConfigError, click.UsageError."""
     if config_file is None:
         return overrides(settings)
     return JobConfig.from_file(config_file, overrides(settings)).to_mapping()
@@ -140,7 +140,7 @@ def _given(config_file: str | None, settings: tuple[str, ...]) -> Mapping[str, o
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """Show what is measured on standard error: with a spinner on a terminal, otherwise with a line for each."""
+    """Show the current measurement on standard error: a spinner on a terminal, otherwise one line each."""
     stderr = messages()
     if not stderr.is_terminal:
         yield lambda what: stderr.print(what, markup=False)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from statemgr_tools.dev import DevServers
 
 _PORT = click.IntRange(0, 65535)
-#: The usual ports: also those of the configuration and the docker-compose.yml that `statemgr init --example` writes.
+#: The usual ports, which are also in the configuration and the docker-compose.yml of `statemgr init --example`.
 KAFKA_PORT = 9092
 S3_PORT = 7070
-#: Where ``dev up`` keeps its servers, relative to the working directory.
+#: The directory of ``dev up``'s servers, relative to the working directory.
 DEFAULT_DIRECTORY = Path(".statemgr", "dev")
 
 _directory = click.option(
@@ -76,7 +76,7 @@ def up_command(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the current step on standard error: with a spinner on a terminal, otherwise with a line for each."""
+    """Show the current step on standard error: a spinner on a terminal, otherwise one line each."""
     from statemgr.cli.output import messages
 
     stderr = messages()

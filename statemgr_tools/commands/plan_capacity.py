@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from statemgr_tools.sizing.workload import Workload
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([A-Za-z]*)\Z")
-#: Tasks of a simulation: 100,000 take about 10 s and 1 GB of memory.
+#: The maximum number of tasks in a simulation: 100,000 take about 10 s and 1 GB of memory.
 _MOST_SIMULATED = 100_000
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 _FACTORS: dict[str, int] = _DECIMAL | {f"{letter}i": 1024**power for power, letter in enumerate("kmgtp", 1)}
@@ -170,7 +170,7 @@ def command(
 
 
 def _configured(config_file: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
-    """What the configuration tells. Without a file and settings, nothing. Raises: ConfigError, OSError."""
+    """Return the settings from the configuration; nothing without a file and settings. Raises: ConfigError, OSError."""
     from statemgr.config import JobConfig
     from statemgr_tools.sizing.workload import settings_of
 
@@ -183,7 +183,7 @@ def _configured(config_file: str | None, settings: tuple[str, ...]) -> dict[str,
 
 
 def _workload(configured: dict[str, Any], given: dict[str, Any]) -> Workload:
-    """The planned job: options before the configuration. Raises: click.UsageError, InvalidError."""
+    """Return the planned job. Options override the configuration. Raises: click.UsageError, InvalidError."""
     from statemgr.config.policies import SnapshotInterval
     from statemgr_tools.sizing.workload import Workload
 

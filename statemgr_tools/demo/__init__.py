@@ -1,1 +1,1 @@
-"""The demo: real rows through a stateful query that is killed and restored, and an independent recount."""
+"""The demo: a stateful query over real rows that is killed and restored, and an independent recount."""

@@ -32,7 +32,8 @@ AIMS = (
     Phase.CLEANED_UP,
     Phase.OUTPUT,
 )
-#: Batches after which the kill takes any phase, because the aimed one may not come (with nothing to delete, say).
+#: After this many batches, the kill takes any phase, because the aimed one may not come (if nothing is to be deleted,
+#: say).
 _PATIENCE = 2
 _WAIT_S = 300
 
@@ -77,7 +78,7 @@ def install(bait: Bait | None) -> None:
 
 
 def draw(seed: int, kills: int, aims: Sequence[str] = ()) -> list[tuple[str, int]]:
-    """For each kill a phase and a batch, drawn with the seed. ``aims`` replaces the first phases."""
+    """Draw a phase and a batch for each kill with the seed. ``aims`` replaces the first phases."""
     chance = random.Random(seed)
     phases = [str(phase) for phase in AIMS]
     drawn = [(chance.choice(phases), chance.randint(3, 5)) for _ in range(kills)]

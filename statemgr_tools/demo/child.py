@@ -1,4 +1,4 @@
-"""Runs the pipeline's process in its own session, so that it can be killed as suddenly as by a power cut.
+"""Runs the pipeline's process in its own session, so that a kill can be as sudden as a power cut.
 
 SIGTERM and SIGHUP become exceptions, so that the demo stops everything that it started before it ends.
 
@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the phase in which it was killed (None if it was not), and the subject of that phase."""
+    """The end of a run: the phase in which it was killed (None if it was not), and the subject of that phase."""
 
     hit: str | None
     subject: str
@@ -131,18 +131,18 @@ def _session_members(session: int) -> dict[int, int]:
 
 
 def failure(log: Path) -> StatemgrError:
-    """The error of a pipeline that ended with its own error."""
+    """Return the error of a pipeline that ended with its own error."""
     return StatemgrError(f"the pipeline failed: {_last_error(log)}", hint=f"see {log}")
 
 
 def reports_in(events: Path) -> list[dict[str, Any]]:
-    """The batch reports of the running pipeline."""
+    """Return the batch reports of the running pipeline."""
     reports = []
     for line in events.read_text().splitlines():
         try:
             reports.append(json.loads(line))
         except ValueError:
-            break  # being written now
+            break  # the pipeline is writing it now
     return reports
 
 

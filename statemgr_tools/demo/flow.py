@@ -74,7 +74,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
 
 
 def dataset_of(settings: Settings) -> Dataset:
-    """The input. Raises: InvalidError for a wrong file; PrerequisiteMissing without the flights."""
+    """Return the input. Raises: InvalidError for a wrong file; PrerequisiteMissing without the flights."""
     columns, _ = measures_of(settings.sums)
     found = flights(columns) if settings.input is None else Dataset(settings.input, settings.key, tuple(columns))
     next(found.rows(), None)  # a wrong file is an error before anything starts
@@ -82,7 +82,7 @@ def dataset_of(settings: Settings) -> Dataset:
 
 
 def spec_of(run: Run, settings: Settings, bootstrap_servers: str, rows_per_batch: int) -> Spec:
-    """What the pipeline's process needs to know."""
+    """Return the arguments of the pipeline's process."""
     return Spec(
         config=str(run.config),
         location=f"file://{run.root}/checkpoint-location",  # Spark takes it literally, so no %20 for a space
@@ -100,14 +100,16 @@ def spec_of(run: Run, settings: Settings, bootstrap_servers: str, rows_per_batch
 def local_servers(
     run: Run, settings: Settings, environment: Mapping[str, str], progress: Progress
 ) -> Iterator[DevServers]:
-    """A context manager for the servers' addresses, and the run's scratch directory. It starts the servers that no
-    environment variable names, and stops what it started."""
+    """Yield the servers' addresses and the run's scratch directory.
+
+    The context manager starts the servers that no environment variable names, and stops the ones that it started.
+    """
     before = servers.status(settings.directory / "dev")
     try:
         run.scratch.mkdir()
         yield _servers(settings, environment, progress)
     finally:
-        if before.kafka_pid is None and before.s3_pid is None:  # otherwise somebody else started them
+        if before.kafka_pid is None and before.s3_pid is None:  # otherwise, another program started them
             servers.down(settings.directory / "dev")
         shutil.rmtree(run.scratch, ignore_errors=True)
 
@@ -163,7 +165,7 @@ def _start(spec: Spec, run: Run, restore: str | None, progress: Callable[[int], 
 def _compare(
     settings: Settings, run: Run, dataset: Dataset, config: JobConfig, progress: Progress
 ) -> list[verify.Side]:
-    """The recount first, then the sides that must equal it."""
+    """Return the recount first, then the sides that must equal it."""
     bar = progress.add_task("recount and compare", total=2 + len(FACTORIES))
     sides = [verify.recounted(recount(dataset, settings.sums))]
     progress.advance(bar)
@@ -184,7 +186,7 @@ def _list_checkpoints(run: Run) -> str:
 
 
 def _servers(settings: Settings, environment: Mapping[str, str], progress: Progress) -> DevServers:
-    """The servers' addresses. Starts those that no environment variable names."""
+    """Return the servers' addresses. Start the servers that no environment variable names."""
     kafka, s3 = environment.get("STATEMGR_TEST_KAFKA"), environment.get("STATEMGR_TEST_S3_ENDPOINT")
     directory = settings.directory / "dev"
     need_s3 = settings.blob == "s3" and s3 is None
@@ -196,7 +198,7 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
         report=lambda step: progress.update(bar, description=step),
     )
     progress.update(bar, description="fetching Spark's Kafka connector (the first time)")
-    connector_jars()  # not in the child, whose error would be long if there is no network
+    connector_jars()  # not in the child, whose error would be long without a network
     progress.update(bar, description="servers", completed=1)
     if kafka is None and running.bootstrap_servers is not None:
         forget_older_runs(running.bootstrap_servers)
@@ -215,7 +217,7 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
 
 
 def progress_on(console: Console) -> Progress:
-    """Bars with a count and the time."""
+    """Show bars with a count and the time."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )

@@ -17,7 +17,7 @@ from statemgr.errors import InvalidError
 #: Texts that stand for no value.
 MISSING = frozenset({"", "NA"})
 
-#: Values have fewer digits than this before and at most this many after the decimal point, so sums stay exact.
+#: Values have fewer than this many digits before the decimal point and at most this many after it, so sums stay exact.
 LIMIT = 60
 
 #: Arithmetic in which rounding is an error.
@@ -26,13 +26,13 @@ EXACT = decimal.Context(prec=1000, traps=[decimal.Inexact, decimal.InvalidOperat
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """``name`` is as the user wrote it, ``columns`` are positions in the rows on the topic."""
+    """A measure. ``name`` is as the user wrote it, ``columns`` are positions in the rows on the topic."""
 
     name: str
     columns: tuple[int, ...]
 
     def value(self, row: Sequence[str]) -> Decimal | None:
-        """The row's value, or None if it is missing. Raises: ValueError if it is not a number."""
+        """Return the row's value, or None if it is missing. Raises: ValueError if it is not a number."""
         product = Decimal(1)
         for column in self.columns:
             text = row[column].strip()
@@ -46,7 +46,7 @@ class Measure:
 
 
 def number(text: str) -> Decimal:
-    """Raises: ValueError unless the text is a finite decimal number."""
+    """Parse a finite decimal number. Raises: ValueError for any other text."""
     if "_" in text or not text.isascii():
         raise ValueError(text)  # a number in Python, but not in a table
     try:
@@ -59,12 +59,12 @@ def number(text: str) -> Decimal:
 
 
 def factors_of(name: str) -> list[str]:
-    """The columns whose product a measure is, without spaces around the asterisks."""
+    """Return the columns whose product a measure is, without spaces around the asterisks."""
     return [factor.strip() for factor in name.split("*")]
 
 
 def measures_of(names: Sequence[str]) -> tuple[list[str], list[Measure]]:
-    """The columns that measures need, each once, and the measures over them. Raises: InvalidError."""
+    """Return the columns that measures need, each once, and the measures over them. Raises: InvalidError."""
     columns: list[str] = []
     measures = []
     for name in names:
@@ -91,7 +91,7 @@ class Tally:
         self.largest: list[Decimal | None] = [None] * measures
 
     def add_row(self, row: Sequence[str] | None, measures: Sequence[Measure]) -> None:
-        """Count one row. None is a malformed one."""
+        """Count one row. None is a malformed row."""
         self.rows += 1
         try:
             if row is None:
@@ -119,7 +119,7 @@ class Tally:
             self.largest[i] = largest
 
     def to_json(self) -> str:
-        """JSON with decimals as text, so that they stay exact."""
+        """Encode as JSON with decimals as text, so that they stay exact."""
         return json.dumps(
             [
                 self.rows,
@@ -133,7 +133,7 @@ class Tally:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tally:
-        """What :meth:`to_json` wrote."""
+        """Decode the output of :meth:`to_json`."""
         rows, unparsable, missing, sums, largest = json.loads(text)
         tally = cls(len(missing))
         tally.rows, tally.unparsable, tally.missing = rows, unparsable, missing

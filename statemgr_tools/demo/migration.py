@@ -38,11 +38,11 @@ from statemgr_tools.demo.summary import Command, MigrationSummary
 from statemgr_tools.demo.timeline import Timeline, save
 from statemgr_tools.dev import find_java
 
-#: The rows are sent evenly over this time, and more and more slowly if the walk takes longer: they must not end before
-#: it. What the walk leaves is sent at its end.
+#: The rows are sent evenly over this time. If the walk takes longer, they are sent more and more slowly, because they
+#: must not end before it. The remaining rows are sent at its end.
 _WALK_S, _SLOWER_S = 240.0, 60.0
 _TASKS_AFTER_RESCALE = 6
-#: The kill comes this many seconds after the commands of its stage, or less: in any phase of a batch.
+#: The kill comes up to this many seconds after the commands of its stage, in any phase of a batch.
 _KILL_WITHIN_S = 1.5
 _BATCH_DEADLINE_S = 180.0
 _COMMAND_DEADLINE_S = 240.0
@@ -52,7 +52,7 @@ def migrate(settings: Settings, environment: Mapping[str, str], console: Console
     """Run the demo of a migration, with progress on ``console``.
 
     Raises: StatemgrError, also if a command has another exit status than it must have; SystemExit on SIGTERM and
-    SIGHUP.
+        SIGHUP.
     """
     began = time.monotonic()
     find_java()
@@ -98,7 +98,7 @@ def migrate(settings: Settings, environment: Mapping[str, str], console: Console
 
 
 class Input:
-    """Sends the rows in a thread, evenly over the walk. ``sent`` rows are on the topic or will be at once."""
+    """Sends the rows in a thread, evenly over the walk. ``sent`` rows are on the topic or will be very soon."""
 
     def __init__(self, dataset: Dataset, spec: Spec, rows: int, progress: Progress) -> None:
         self.sent = 0
@@ -111,11 +111,11 @@ class Input:
         self._thread = threading.Thread(target=self._send, name="input", daemon=True)
 
     def start(self) -> None:
-        """Create the topic and begin."""
+        """Create the topic and start to send."""
         self._thread.start()
 
     def send_rest(self) -> int:
-        """Send the rest at once. Returns: the number of rows. Raises: what the producer met."""
+        """Send the rest immediately. Returns: the number of rows. Raises: the producer's error."""
         self._hurry.set()
         self._thread.join()
         if self._failure is not None:
@@ -149,7 +149,7 @@ class Walk:
     _child: subprocess.Popen[bytes] | None = None
 
     def walk(self) -> None:
-        """All stages, forward and back. The job runs at the end, in the first stage."""
+        """Go through all stages, forward and back. At the end, the job runs in the first stage."""
         self._start()
         self._look(both=False)
         for target in (2, 3, 4):
@@ -160,7 +160,7 @@ class Walk:
             self._look(both=target < 4)
         self._rescale()
         self._kill()
-        self._command("migrate", "rollback", "--write")  # stops nothing but writes the changelogs, so the job is down
+        self._command("migrate", "rollback", "--write")  # writes the changelogs but stops nothing, so the job is down
         self._start()
         self._command("migrate", "rollback", "--wait", "--timeout", "300")
         self._look(both=True)
@@ -171,7 +171,7 @@ class Walk:
             self._look(both=target > 1)
 
     def finish(self) -> None:
-        """Kill the job once more, and run it over all rows that the topic has."""
+        """Kill the job once more, then run it over all rows on the topic."""
         self._kill()
         outcome = run_child(self._spec(endless=False), self.run.root, self.run.log, lambda _: None, _BATCH_DEADLINE_S)
         assert outcome.hit is None

@@ -1,7 +1,7 @@
-"""The demo's main job, run in a process of its own: ``python -m statemgr_tools.demo.pipeline spec.json``.
+"""The demo's main job, which runs in its own process: ``python -m statemgr_tools.demo.pipeline spec.json``.
 
-Per key it keeps a :class:`Tally` in the store ``totals``, and gives each batch's changes to an output that writes
-Parquet, one directory per sequence number that is written once.
+For each key, it keeps a :class:`Tally` in the store ``totals``. Its output writes each batch's changes as Parquet, once
+to one directory per sequence number.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from statemgr import Store
 
 STORE = "totals"
-#: By Kafka's own keys, which are bytes.
+#: The partitioner for Kafka's own keys, which are bytes.
 PARTITIONER = "spark-hash(binary)"
-#: The output has a directory for each sequence number, which exists whole or not at all.
+#: The output has a directory for each sequence number, which exists either completely or not at all.
 _SEQUENCE = "sequence="
 OUTPUT_DDL = "key binary, change string, total string"
 #: Keys that one task holds in memory before it writes them to the store.
@@ -42,9 +42,9 @@ _KEYS_IN_MEMORY = 20_000
 
 @dataclass(frozen=True)
 class Spec:
-    """Arguments of the child process, as JSON: paths, the topic, and where it is killed (phase and batch).
+    """Arguments of the child process, as JSON: paths, the topic, and the phase and batch of the kill.
 
-    ``endless``: it waits for further rows, and does not end.
+    ``endless``: the process waits for further rows and does not end.
     """
 
     config: str
@@ -60,12 +60,12 @@ class Spec:
     endless: bool = False
 
     def save(self, path: Path) -> None:
-        """Write it where :meth:`load` finds it."""
+        """Write the spec where :meth:`load` finds it."""
         path.write_text(json.dumps(asdict(self), indent=2))
 
     @classmethod
     def load(cls, path: Path) -> Spec:
-        """What :meth:`save` wrote."""
+        """Read the spec that :meth:`save` wrote."""
         data = json.loads(path.read_text())
         return cls(**{**data, "sums": tuple(data["sums"])})
 
@@ -80,7 +80,7 @@ class Totals:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of ``key`` and ``value`` in; per key the batch's change and the new total out."""
+        """Read rows of ``key`` and ``value``; yield each key's change in the batch and its new total."""
         install(self.bait)
         _, measures = measures_of(self.sums)
         changes: dict[bytes, Tally] = {}
@@ -115,7 +115,7 @@ def _row(value: bytes | None) -> list[str] | None:
 
 
 def run(spec: Spec) -> None:
-    """Run the job over everything that the topic has now, or until it is killed."""
+    """Run the job over all rows that the topic has now, or until it is killed."""
     spark = _session(spec)
     bait = None if spec.bait is None else Bait(*spec.bait)
     install(bait)
@@ -184,14 +184,14 @@ def _session(spec: Spec) -> SparkSession:
 
 
 def java_options(scratch: str) -> str:
-    """Options of the driver's JVM. A killed one leaves files only below ``scratch``."""
-    # Spark splits the text at spaces, but for what is quoted
+    """Return options of the driver's JVM. A killed JVM leaves files only in ``scratch``."""
+    # Spark splits the text at spaces, except in quotes.
     quoted = scratch.replace("\\", "\\\\").replace('"', '\\"')
     return f'"-Djava.io.tmpdir={quoted}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1'
 
 
 def main() -> int:
-    """Exit status 0 when every row was done; a typed error is one line on stderr and its own status."""
+    """Return exit status 0 after every row is done. A typed error prints one line to stderr and has its own status."""
     try:
         run(Spec.load(Path(sys.argv[1])))
     except StatemgrError as error:
@@ -214,7 +214,7 @@ def deliver(rows: DataFrame, sequence: int, directory: Path) -> None:
 
 
 def newest(directory: Path) -> int:
-    """The newest sequence in the output, or 0."""
+    """Return the newest sequence in the output, or 0."""
     return max((int(path.name.removeprefix(_SEQUENCE)) for path in directory.glob(f"{_SEQUENCE}*")), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Put the input's rows on a Kafka topic with a plain producer, keyed, as some other system would."""
+"""Writes the input's rows to a Kafka topic with keys and a plain producer, as another system would."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from statemgr_tools.demo.dataset import Dataset
 
 _REPORT_EVERY = 5_000
 _DEADLINE_S = 60
-#: A little less than brokers and clients take by default.
+#: A little less than the default maximum of brokers and clients.
 _RECORD_LIMIT = 900_000
 _OF_A_RUN = re.compile(r"(demo-|__statemgr_checkpoints_demo-)[0-9a-f]{8}(-|\Z)")
 
 
 def forget_older_runs(bootstrap_servers: str) -> None:
-    """Delete the topics of demos before on this broker, which is the demo's own. Raises: UnavailableError."""
+    """Delete the topics of earlier demos on the demo's own broker. Raises: UnavailableError."""
     try:
         admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 3})
         old = [topic for topic in admin.list_topics(timeout=_DEADLINE_S).topics if _OF_A_RUN.match(topic)]
@@ -42,15 +42,15 @@ def produce(
 ) -> int:
     """Create the topic and write every row: the key's bytes, and the columns' texts as a JSON array.
 
-    A row that is malformed becomes ``null``, so that the pipeline counts it too.
+    A malformed row becomes ``null``, so that the pipeline counts it, too.
 
     Args:
         progress: called after every ``every`` rows with their number. It may wait, to slow the producer down.
 
-    Returns: how many rows.
+    Returns: the number of rows.
 
-    Raises: UnavailableError when the broker did not take them all; InvalidError for what :meth:`Dataset.rows` does,
-    and a row too large for a record.
+    Raises: UnavailableError if the broker did not take them all; InvalidError as :meth:`Dataset.rows`, and for a row
+        that is too large for a record.
     """
     try:
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})

@@ -20,7 +20,7 @@ _SCALE = 60
 
 @dataclass
 class Count:
-    """What one key's rows add up to; sums are integers in units of 10 to the power of -60."""
+    """The totals of one key's rows. Sums are integers in units of 10 to the power of -60."""
 
     rows: int = 0
     unparsable: int = 0
@@ -29,7 +29,7 @@ class Count:
     largest: list[int | None] = field(default_factory=list)
 
     def plain(self) -> tuple[object, ...]:
-        """For comparing: sums and largest as exact decimals."""
+        """Return a form for comparisons: sums and largest values as exact decimals."""
         return (
             self.rows,
             self.unparsable,
@@ -40,7 +40,7 @@ class Count:
 
 
 def recount(dataset: Dataset, measures: Sequence[str]) -> dict[bytes, Count]:
-    """Key → its count. A missing key counts under ``b""``."""
+    """Return key → its count. A missing key counts under ``b""``."""
     factors = [factors_of(measure) for measure in measures]
     counts: dict[bytes, Count] = {}
     with dataset.open() as lines:
@@ -87,7 +87,7 @@ def _value(texts: Sequence[str]) -> int | str | None:
 
 
 def _integer(text: str) -> int:
-    # int() refuses very many digits
+    # int() rejects very many digits
     return int(text) if len(text) < 4000 else int(Decimal(text))
 
 

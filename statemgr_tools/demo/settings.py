@@ -17,7 +17,7 @@ TASKS = 4
 PARTITIONS = 4
 JOB = "demo"
 FACTORIES = ("kafka-changelog", "blob-store")
-#: A file in every directory that the demo made, and so may remove.
+#: A file in every directory that the demo made and may therefore remove.
 MARKER = ".statemgr-demo"
 
 
@@ -37,7 +37,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """The directory of one run. Every topic's name has the run's name in it, so runs never share one."""
+    """The directory of one run. Every topic's name contains the run's name, so runs never share a topic."""
 
     root: Path
     name: str
@@ -72,9 +72,9 @@ class Run:
 
 
 def own_directory(path: Path) -> Path:
-    """A new directory for a run. It replaces that of the run before, and nothing else.
+    """Make a new directory for a run. It replaces only the directory of the run before.
 
-    Raises: InvalidError if the path has something that the demo did not make.
+    Raises: InvalidError if the path contains files that the demo did not make.
     """
     if path.is_symlink() or (path.exists() and not (path / MARKER).is_file()):
         if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
@@ -84,7 +84,7 @@ def own_directory(path: Path) -> Path:
                 path=str(path),
             )
     elif path.exists():
-        # the marker is not removed, so that a removal that is cut off can be continued
+        # The marker stays, so that an interrupted removal can be continued.
         for entry in [entry for entry in path.iterdir() if entry.name != MARKER]:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)

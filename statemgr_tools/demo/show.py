@@ -1,4 +1,4 @@
-"""The demo's one page at the end. Prints."""
+"""Prints the demo's one page of results at the end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _comparison(summary: Summary | MigrationSummary, console: Console) -> None:
 
 
 def starts_table(starts: Sequence[Start]) -> Table:
-    """How each start ended."""
+    """Show how each start ended."""
     table = _table("Starts", "start", "restored from", "killed in")
     for column in ("batches", "replayed", "s"):
         table.add_column(column, justify="right")
@@ -70,7 +70,7 @@ def starts_table(starts: Sequence[Start]) -> Table:
 
 
 def restores_table(starts: Sequence[Start]) -> Table:
-    """How long each restore took, and how much it moved, for each store."""
+    """Show for each store how long each restore took and how much it moved."""
     table = _table("Restores (the local state was deleted before)", "start", "store", "from")
     for column in ("tasks", "slowest s", "bytes", "records"):
         table.add_column(column, justify="right")
@@ -89,7 +89,7 @@ def restores_table(starts: Sequence[Start]) -> Table:
 
 
 def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) -> Table:
-    """The totals of each side, with all digits."""
+    """Show the totals of each side with all digits."""
     table = _table("Totals", "")
     totals = [side.total() for side in sides]
     for side in sides:

@@ -14,7 +14,7 @@ from statemgr_tools.demo.verify import Side
 
 @dataclass
 class Start:
-    """One start of the pipeline: the backend that it restored from, its batches, and how it ended.
+    """One start of the pipeline: the backend of its restores, its batches, and its outcome.
 
     ``aimed`` is the phase of the planned kill, or None for the start that runs to the end.
     """
@@ -25,13 +25,13 @@ class Start:
     aimed: str | None = None
 
     def restored(self) -> list[dict[str, Any]]:
-        """Reports of stores that came from a backend."""
+        """The reports of stores that came from a backend."""
         tasks = [task for report in self.reports for task in report["tasks"]]
         stores = [store for task in tasks for store in task["restored"]]
         return [store for store in stores if store["factory"] not in ("local", "empty")]
 
     def restores(self) -> list[dict[str, Any]]:
-        """For each store: factories, number of tasks, seconds of the slowest, and bytes and records of all tasks."""
+        """Return factories, number of tasks, slowest seconds, and total bytes and records for each store."""
         found = []
         stores = self.restored()
         for name in sorted({store["store"] for store in stores}):
@@ -49,7 +49,7 @@ class Start:
         return found
 
     def replayed(self) -> int:
-        """Number of batches that only repeated their output."""
+        """The number of batches that only repeated their output."""
         return sum(report["replayed"] for report in self.reports)
 
 
@@ -74,7 +74,7 @@ class Summary:
         return equal(self.sides, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON."""
+        """Return the summary as JSON."""
         return {
             "seed": self.seed,
             "blob": self.blob,
@@ -100,7 +100,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the demo ran with success: its text, and its seconds."""
+    """A command that the demo ran successfully: its text and its seconds."""
 
     text: str
     seconds: float
@@ -108,7 +108,7 @@ class Command:
 
 @dataclass(frozen=True)
 class MigrationSummary:
-    """A finished run of ``--migrate``. ``sides`` begins with the recount. ``rows``: how many rows the topic has."""
+    """A finished run of ``--migrate``. ``sides`` begins with the recount. ``rows``: the number of rows on the topic."""
 
     seed: int
     directory: str
@@ -127,7 +127,7 @@ class MigrationSummary:
         return equal(self.sides, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as JSON."""
+        """Return the summary as JSON."""
         return {
             "seed": self.seed,
             "directory": self.directory,
@@ -142,13 +142,13 @@ class MigrationSummary:
 
 
 def equal(sides: Sequence[Side], rows: int) -> bool:
-    """Whether every key of every side equals the first side's exactly, and that side counted every row."""
+    """Return whether every key of every side equals the first side's exactly, and that side counted every row."""
     truth = sides[0]
     return truth.total()[1] == rows and not any(differences(truth, side) for side in sides[1:])
 
 
 def totals(sides: Sequence[Side], names: Sequence[str]) -> dict[str, Any]:
-    """Each side's totals as JSON. Sums and largest values are texts, because JSON numbers would round them."""
+    """Return each side's totals as JSON. Sums and largest values are texts, because JSON numbers would round them."""
     found = {}
     for side in sides:
         keys, rows, unparsable, missing, sums, largest = side.total()
@@ -171,7 +171,7 @@ def totals(sides: Sequence[Side], names: Sequence[str]) -> dict[str, Any]:
 
 
 def differences(truth: Side, side: Side) -> list[str]:
-    """Keys whose tallies are not equal, in words."""
+    """Return the keys whose tallies differ, in words."""
     keys = sorted({*truth.tallies, *side.tallies})
     return [
         f"{side.name}: key {key!r} has {side.tallies.get(key)}, the recount {truth.tallies.get(key)}"
@@ -181,7 +181,7 @@ def differences(truth: Side, side: Side) -> list[str]:
 
 
 def plain_text(value: Decimal | None, form: str = "f") -> str | None:
-    """All digits, without an exponent and without zeros at the end. ``,f`` groups thousands."""
+    """Return all digits, without an exponent or trailing zeros. ``,f`` groups thousands."""
     if value is None:
         return None
     text = format(value, form)

@@ -1,4 +1,4 @@
-"""Watches a job while it migrates: its stage, the rows that wait and the bytes of each backend, and draws them."""
+"""Watches a migrating job's stage, its waiting rows and the bytes of each backend, and draws them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from statemgr.reader import JobReader
 from statemgr.wiring import open_services
 
 _EVERY_S = 1.0
-#: Characters of a curve, and its levels.
+#: Number of characters of a curve, and the characters of its levels.
 _WIDTH = 72
 _LABELS = 36
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -31,7 +31,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Sample:
-    """The job at one moment, by its newest checkpoints. ``seconds`` count from the beginning; bytes are sums."""
+    """The job at one moment, from its newest checkpoints. ``seconds`` count from the start; bytes are sums."""
 
     seconds: float
     stage: int
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass
 class Timeline:
-    """Samples, and what happened: ``(seconds, what)``. ``rows`` tells how many rows were sent to the input."""
+    """The samples and the events, as ``(seconds, event)``. ``rows`` returns the number of rows sent to the input."""
 
     config: Path
     rows: Callable[[], int]
@@ -65,11 +65,11 @@ class Timeline:
             self._thread.join()
 
     def mark(self, what: str) -> None:
-        """Note what happens now: ``killed`` or ``rescaled``."""
+        """Note an event of this moment: ``killed`` or ``rescaled``."""
         self.events.append((time.monotonic() - self._began, what))
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the data for ``--json``."""
         return {
             "samples": [asdict(sample) for sample in self.samples],
             "events": [{"seconds": seconds, "what": what} for seconds, what in self.events],
@@ -80,7 +80,7 @@ class Timeline:
             try:
                 sample = self._sample()
             except StatemgrError:
-                continue  # no checkpoint yet, or a command is changing the job at this moment
+                continue  # there is no checkpoint yet, or a command is changing the job
             if sample is not None:
                 self.samples.append(sample)
 
@@ -106,7 +106,7 @@ class Timeline:
 
 
 def picture(timeline: Timeline, line: int) -> Table:
-    """Stage, kills, tasks, waiting rows and bytes over time, for a terminal with so many characters in a line."""
+    """Draw stage, kills, tasks, waiting rows and bytes over time, for a terminal with this many characters per line."""
     width = max(10, min(_WIDTH, line - _LABELS))
     table = Table(title="The migration over time", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -140,7 +140,7 @@ def save(timeline: Timeline, target: Path) -> None:
 
 
 def _columns(samples: Sequence[Sample], end: float, width: int) -> list[Sample]:
-    """For each column the last sample before its end, or the first one."""
+    """Return, for each column, the last sample before its end, or the first sample."""
     found, place = [], 0
     for column in range(width):
         while place + 1 < len(samples) and samples[place + 1].seconds <= (column + 1) * end / width:

@@ -21,7 +21,7 @@ Plain = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: its name, and key → tally in a form that can be compared."""
+    """One side of the comparison: its name, and key → tally in a comparable form."""
 
     name: str
     tallies: Mapping[bytes, Plain]
@@ -44,12 +44,12 @@ class Side:
 
 
 def recounted(counts: Mapping[bytes, Count]) -> Side:
-    """The recount's side."""
+    """Return the recount's side."""
     return Side("recount", {key: count.plain() for key, count in counts.items()})
 
 
 def state(config: JobConfig, factory: str, directory: Path) -> Side:
-    """The job's state, restored from one backend alone into an empty directory."""
+    """Return the job's state, restored from one backend only into an empty directory."""
     shutil.rmtree(directory, ignore_errors=True)
     elsewhere = JobConfig.from_mapping(
         {**config.to_mapping(), "task.restore.factories": [factory], "state.dir": str(directory)}
@@ -68,7 +68,7 @@ def state(config: JobConfig, factory: str, directory: Path) -> Side:
 
 
 def output(directory: Path) -> tuple[Side, Side]:
-    """The sum of all changes in the output, and the newest total of every key."""
+    """Return the sum of all changes in the output, and the newest total of every key."""
     import pyarrow.parquet as pq
 
     changes: dict[bytes, Tally] = {}
@@ -82,7 +82,7 @@ def output(directory: Path) -> tuple[Side, Side]:
                     changes[row["key"]].add(change)
                 else:
                     changes[row["key"]] = change
-                # a key may have several rows in a large batch: the newest has the highest count
+                # In a large batch, a key may have several rows. The newest one has the highest count.
                 if row["key"] not in latest or total.rows > latest[row["key"]].rows:
                     latest[row["key"]] = total
         newest.update({key: plain(total) for key, total in latest.items()})
@@ -91,7 +91,7 @@ def output(directory: Path) -> tuple[Side, Side]:
 
 
 def plain(tally: Tally) -> Plain:
-    """A form that can be compared. Decimals compare by value, so 1.50 equals 1.5."""
+    """Return a comparable form. Decimals compare by value, so 1.50 equals 1.5."""
     return tally.rows, tally.unparsable, tuple(tally.missing), tuple(tally.sums), tuple(tally.largest)
 
 

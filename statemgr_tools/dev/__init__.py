@@ -1,6 +1,6 @@
 """Real servers for development and tests on this machine, without Docker: a Kafka broker and an S3 server.
 
-Starts and stops processes. Writes below the caller's directory and the user's cache directory.
+Starts and stops processes. Writes in the caller's directory and the user's cache directory.
 """
 
 from __future__ import annotations

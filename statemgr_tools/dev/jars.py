@@ -1,8 +1,8 @@
 """Fetches jars from Maven Central with Maven, or with the Apache Ivy that PySpark contains.
 
-Both take the repository, mirrors and proxies from their own settings. An installation of Kafka that ``KAFKA_HOME``
-names replaces the broker's jars. Writes only below the user's cache directory. Two processes may fetch the same jars at
-once: each downloads into its own directory, and the first rename wins. Jars in the cache need no Java.
+Both take the repository, mirrors and proxies from their own settings. The Kafka installation in ``KAFKA_HOME``, if set,
+replaces the broker's jars. Writes only in the user's cache directory. Two processes may fetch the same jars at once:
+each downloads into its own directory, and the first rename wins. Jars in the cache need no Java.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KAFKA_VERSION = "4.3.1"
 _RESOLVE_DEADLINE_S = 600
 _SPARK_HINT = "pip install 'statemgr[spark]'"
 _HOME = "KAFKA_HOME"
-#: Kafka 4 runs without ZooKeeper, and has every property that the broker is given.
+#: Kafka 4 runs without ZooKeeper, and has every property that the broker gets.
 _OLDEST_MAJOR = 4
 _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _POM = """\
@@ -55,21 +55,21 @@ class Artifact:
 
 
 BROKER = Artifact("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)
-#: The broker's dependencies have no logger. Without this one its log would be empty.
+#: The broker's dependencies include no logger. Without this one, its log would be empty.
 _LOGGER = Artifact("org.slf4j", "slf4j-simple", "1.7.36")
 _KAFKA_CLIENTS = Artifact("org.apache.kafka", "kafka-clients", "3.9.1")
 _COMMONS_POOL = Artifact("org.apache.commons", "commons-pool2", "2.12.1")
-#: The newest token provider that every mirror has.
+#: The newest token provider that all mirrors have.
 _TOKEN_PROVIDER_FALLBACK = "4.0.0"
 
 
 def cache_directory() -> Path:
-    """The directory that keeps jars and built servers between runs."""
+    """Return the directory that keeps jars and built servers between runs."""
     return Path(platformdirs.user_cache_dir("statemgr", appauthor=False))
 
 
 def broker_jars(cache: Path | None = None) -> list[Path]:
-    """The broker's jars and their dependencies: those of ``KAFKA_HOME``, or fetched at the first call (44 MB).
+    """Return the broker's jars and their dependencies from ``KAFKA_HOME``, or fetch them at the first call (44 MB).
 
     Raises:
         PrerequisiteMissing: neither Maven nor PySpark (whose Ivy resolves) is there; ``KAFKA_HOME`` has no Kafka 4.
@@ -82,12 +82,12 @@ def broker_jars(cache: Path | None = None) -> list[Path]:
 
 
 def broker_jars_are_here() -> bool:
-    """Whether :func:`broker_jars` needs to fetch nothing."""
+    """Return whether :func:`broker_jars` would fetch nothing."""
     return bool(os.environ.get(_HOME) or (_cached(BROKER, None) and _cached(_LOGGER, None)))
 
 
 def _installed(home: Path) -> list[Path]:
-    """The jars of an installation of Kafka. Raises: PrerequisiteMissing."""
+    """Return the jars of a Kafka installation. Raises: PrerequisiteMissing."""
     hint = f"name the directory of Kafka {_OLDEST_MAJOR} or newer, or unset {_HOME}: then the jars are fetched"
     versions = [re.fullmatch(r"kafka_2\.13-(\d+)\..*\.jar", jar.name) for jar in home.glob("libs/kafka_2.13-*.jar")]
     if not any(versions):
@@ -98,7 +98,7 @@ def _installed(home: Path) -> list[Path]:
 
 
 def connector_jars(cache: Path | None = None) -> list[Path]:
-    """The jars of Spark's Kafka connector for the installed PySpark, to be passed as ``spark.jars``.
+    """Return the jars of Spark's Kafka connector for the installed PySpark. Pass them as ``spark.jars``.
 
     They are fetched one by one, because some mirrors lack newer token providers, and then Ivy cannot resolve the
     connector's own list of dependencies. The newest available token provider is used. If there is no connector for a
@@ -117,7 +117,7 @@ def connector_jars(cache: Path | None = None) -> list[Path]:
 
 
 def pyspark_version() -> str:
-    """The version of the installed PySpark, found without importing it.
+    """Return the version of the installed PySpark, without importing it.
 
     Raises:
         PrerequisiteMissing: PySpark is not installed.
@@ -129,7 +129,7 @@ def pyspark_version() -> str:
 
 
 def _newest(name: str, revisions: tuple[str, ...], cache: Path | None) -> list[Path]:
-    """The first available of these revisions of a Spark artifact. One in the cache is preferred."""
+    """Return the first available of these revisions of a Spark artifact. Prefer one in the cache."""
     candidates = [Artifact("org.apache.spark", name, revision) for revision in dict.fromkeys(revisions)]
     for artifact in candidates:
         if found := _cached(artifact, cache):

@@ -1,6 +1,6 @@
 """A one-node Kafka broker in KRaft mode, as a child process on this machine.
 
-Writes only below the broker's directory: ``server.properties``, ``data/``, ``broker.log``.
+Writes only in the broker's directory: ``server.properties``, ``data/``, ``broker.log``.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ class KafkaBroker(Server):
         return spawn([*run, "kafka.Kafka", str(properties)], log=self.directory / "broker.log")
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """End the broker as a crash would."""
         if self.process is not None:
             self.process.kill()
 
     def restart(self) -> None:
-        """Stop and start on the same port and data."""
+        """Stop and start the broker with the same port and data."""
         self.stop()
         self.start()
 
     def delete(self) -> None:
-        """Stop it and remove its directory."""
+        """Stop the broker and remove its directory."""
         self.stop(2.0)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def answers(self) -> bool:
-        """Whether it answers a metadata request and lists itself."""
-        # librdkafka backs off after a refused connection, so the port is tried first
+        """Return whether the broker answers a metadata request and lists itself."""
+        # librdkafka backs off after a refused connection, so try the port first
         if not accepts_connections(self.port):
             return False
         client = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
@@ -88,7 +88,7 @@ class KafkaBroker(Server):
             return False
 
     def new_cluster_id(self) -> str:
-        """The ID of the cluster that an empty data directory is formatted for."""
+        """Return the ID of the cluster for which an empty data directory is formatted."""
         return secrets.token_urlsafe(16).replace("-", "A")
 
     def _format(self, command: list[str], properties: Path) -> None:
@@ -127,7 +127,7 @@ class KafkaBroker(Server):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # after a kill, the controller waits this long before it lets the same broker in again
+            # after a kill, the controller waits this long before it accepts the same broker again
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),

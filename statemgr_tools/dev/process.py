@@ -1,6 +1,6 @@
 """A server process that outlives the process that started it. It is found and stopped by PID and start time.
 
-The start time shows whether the PID belongs to another process by now.
+The start time shows whether the PID now belongs to another process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """One server: its PID, when that process began (seconds since the epoch) and its log file."""
+    """One server: its PID, the start of its process (seconds since the epoch) and its log file."""
 
     pid: int
     started_at: float
     log: Path
 
     def process(self) -> psutil.Process | None:
-        """The running process, or None if it has ended (or its PID is another process's now)."""
+        """Return the running process, or None if it has ended (or its PID now belongs to another process)."""
         try:
             process = psutil.Process(self.pid)
             if abs(process.create_time() - self.started_at) > _START_TIME_TOLERANCE_S:
@@ -45,11 +45,11 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self.process() is not None
 
     def stop(self, grace_s: float = 10.0) -> bool:
-        """End it with SIGTERM, and with SIGKILL after ``grace_s``; False if it was not running."""
+        """End the process with SIGTERM, and with SIGKILL after ``grace_s``. Return False if it was not running."""
         process = self.process()
         if process is None:
             return False
@@ -64,14 +64,14 @@ class ServerProcess:
         return True
 
     def kill(self) -> None:
-        """End it with SIGKILL and wait."""
+        """End the process with SIGKILL and wait."""
         process = self.process()
         if process is not None:
             process.kill()
             process.wait(10.0)
 
     def suspend(self) -> None:
-        """Stop its threads (SIGSTOP), as a long pause of the machine would; returns when all of them stand still."""
+        """Stop all threads with SIGSTOP, like a long pause of the machine. Return when all of them have stopped."""
         process = self.process()
         if process is not None:
             process.suspend()
@@ -79,18 +79,18 @@ class ServerProcess:
                 time.sleep(_POLL_S / 10)
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Resume the process (SIGCONT)."""
         process = self.process()
         if process is not None:
             process.resume()
 
 
 def _stands_still(process: psutil.Process) -> bool:
-    """Whether no thread runs any more: a signal reaches one after the other."""
+    """Return whether no thread runs any more: a signal reaches the threads one after the other."""
     if not psutil.LINUX:
         return process.status() == psutil.STATUS_STOPPED
     states = Path(f"/proc/{process.pid}/task").glob("*/stat")
-    # the state follows the name, which is in parentheses and may have any character
+    # the state follows the name, which is in parentheses and may contain any character
     return all(state.read_text().rpartition(")")[2].split()[0] in "TXZ" for state in states)
 
 
@@ -101,7 +101,7 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> ServerProcess:
-    """Start a command in a session of its own with its output appended to ``log``."""
+    """Start a command in its own session, and append its output to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as output:
         child = subprocess.Popen(
@@ -111,19 +111,19 @@ def spawn(
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
             cwd=cwd,
-            start_new_session=True,  # Ctrl-C in the terminal is the caller's, not the server's
+            start_new_session=True,  # Ctrl-C in the terminal is for the caller, not for the server
         )
     try:
         started_at = psutil.Process(child.pid).create_time()
     except psutil.NoSuchProcess:
         started_at = 0.0
-    # The server may outlive this process: without a return code, Popen's finalizer would warn of that.
+    # The server may outlive this process. Without a return code, Popen's finalizer would warn of that.
     child.returncode = 0
     return ServerProcess(pid=child.pid, started_at=started_at, log=log)
 
 
 def wait_until_ready(server: ServerProcess, ready: Callable[[], bool], *, name: str, deadline_s: float) -> None:
-    """Poll ``ready`` until it answers True.
+    """Poll ``ready`` until it returns True.
 
     Raises:
         UnavailableError: the process ended, or the deadline passed; it quotes the log's last line.
@@ -147,7 +147,7 @@ def _not_up(server: ServerProcess, message: str) -> UnavailableError:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
+    """Return a TCP port of the loopback interface on which no program listens now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
@@ -156,14 +156,14 @@ def free_port() -> int:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether somebody listens on this port of the loopback interface."""
+    """Return whether a program listens on this port of the loopback interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def stays_taken(port: int, *, wait_s: float = 1.0) -> bool:
-    """Whether somebody else holds this port: a server that has just died may hold it a moment longer."""
+    """Return whether another program keeps this port. A server that has just died may hold it a moment longer."""
     end = time.monotonic() + wait_s
     while accepts_connections(port):
         if time.monotonic() > end:
@@ -173,7 +173,7 @@ def stays_taken(port: int, *, wait_s: float = 1.0) -> bool:
 
 
 def listener(port: int) -> str | None:
-    """The program that listens on this TCP port, as ``java (process 123)``; None if this user may not see it."""
+    """Return the program that listens on this TCP port, as ``java (process 123)``; None if this user may not see it."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
@@ -195,18 +195,18 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the server's process runs."""
         return self.process is not None and self.process.running
 
     def start(self, *, deadline_s: float | None = None, spawned: Callable[[], None] = lambda: None) -> None:
-        """Start it, and wait until it is ready. If it runs already, only wait.
+        """Start the server, and wait until it is ready. If it already runs, only wait.
 
         Args:
             spawned: called as soon as the process exists.
 
         Raises:
-            PrerequisiteMissing: a program that it needs is missing.
-            UnavailableError: it did not start (the error names its log), or a part could not be fetched.
+            PrerequisiteMissing: a required program is missing.
+            UnavailableError: the server did not start (the error names its log), or a download failed.
         """
         deadline = self.ready_deadline_s if deadline_s is None else deadline_s
         if self.process is not None and self.process.running:
@@ -221,11 +221,11 @@ class Server:
             raise
 
     def wait(self, process: ServerProcess, deadline_s: float) -> None:
-        """Wait until it answers."""
+        """Wait until the server answers."""
         wait_until_ready(process, self.answers, name=self.name, deadline_s=deadline_s)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Stop it cleanly, or with SIGKILL after ``grace_s`` seconds."""
+        """Stop the server cleanly, or with SIGKILL after ``grace_s`` seconds."""
         if self.process is not None:
             self.process.resume()
             self.process.stop(self.grace_s if grace_s is None else grace_s)
@@ -235,11 +235,11 @@ class Server:
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Whether it answers a request."""
+        """Return whether the server answers a request."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the directory, for JSON."""
+        """Return everything but the directory, for JSON."""
         found = asdict(self)
         del found["directory"]
         return (
@@ -248,6 +248,6 @@ class Server:
 
     @classmethod
     def from_dict(cls, directory: Path, found: Mapping[str, Any]) -> Self:
-        """The server that :meth:`to_dict` described. Raises: KeyError, TypeError for another description."""
+        """Return the server that :meth:`to_dict` described. Raises: KeyError, TypeError for another description."""
         process = found["process"] and ServerProcess(**{**found["process"], "log": Path(found["process"]["log"])})
         return cls(directory=directory, **{**found, "process": process})

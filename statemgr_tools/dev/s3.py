@@ -1,7 +1,7 @@
-"""An S3 server as a child process on this machine: versitygw, or moto where that cannot be had.
+"""An S3 server as a child process on this machine: versitygw, or moto if versitygw is not available.
 
 versitygw stores objects as files, checks checksums and answers conditional writes; moto keeps them in memory.
-Writes below the server's own directory, and the built versitygw below the user's cache directory.
+Writes in the server's own directory, and builds versitygw in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class S3Server(Server):
     """An S3 server with one bucket and its own keys. A moto server loses its objects when it stops.
 
     Args:
-        kind: ``versitygw`` or ``moto``. None takes the first that is available.
+        kind: ``versitygw`` or ``moto``. None takes the first available one.
     """
 
     name = "the S3 server"
@@ -64,13 +64,13 @@ class S3Server(Server):
         return spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
 
     def wait(self, process: ServerProcess, deadline_s: float) -> None:
-        """Wait until it answers and the bucket exists."""
+        """Wait until the server answers and the bucket exists."""
         super().wait(process, deadline_s)
         if self.kind == "moto":
             self._request("PUT", f"/{self.bucket}")
 
     def answers(self) -> bool:
-        """Whether it answers HTTP at all."""
+        """Return whether the server answers HTTP at all."""
         return self._request("GET", "/") is not None
 
     def _request(self, method: str, path: str) -> int | None:
@@ -112,7 +112,7 @@ class S3Server(Server):
 
 
 def find_versitygw(*, build: bool = True) -> Path | None:
-    """The versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
+    """Return the versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
     if found := shutil.which("versitygw"):
         return Path(found)
     kept = cache_directory() / "bin" / f"versitygw-{VERSITYGW_VERSION}"
@@ -148,7 +148,7 @@ def _build_versitygw(destination: Path) -> Path | None:
 
 def _has_extended_attributes(directory: Path) -> bool:
     if not hasattr(os, "setxattr"):
-        return sys.platform == "darwin"  # the file systems of macOS have them, but Python there has no function
+        return sys.platform == "darwin"  # macOS file systems have them, but Python there has no function
     probe = directory / ".xattr-probe"
     try:
         probe.touch()

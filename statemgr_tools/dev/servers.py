@@ -16,7 +16,7 @@ from statemgr_tools.dev.kafka import KafkaBroker
 from statemgr_tools.dev.process import Server, free_port, listener, stays_taken
 from statemgr_tools.dev.s3 import S3Server, find_versitygw
 
-#: Lists the servers of a directory. Only its owner can read it, because it has the keys of the local S3 server.
+#: Lists the servers of a directory. Only its owner can read it, because it contains the keys of the local S3 server.
 _FILE = "servers.json"
 
 
@@ -38,7 +38,7 @@ class DevServers:
     s3_log: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name for JSON, including the secret key of the local server."""
+        """Return all fields by name for JSON, including the secret key of the local server."""
         return asdict(self)
 
 
@@ -53,13 +53,13 @@ def up(
     s3_kind: str | None = None,
     report: Callable[[str], None] = lambda step: None,
 ) -> DevServers:
-    """Start the servers that do not run yet. They keep running when this process ends.
+    """Start the servers that do not run yet. They keep running after this process ends.
 
-    A second call finds them and changes nothing. After a ``down`` they get the same data again, and also the same
-    ports, if these are free and no others are asked for.
+    A second call finds them and changes nothing. After a ``down``, they get the same data again, and the same
+    ports if these are free and the caller requests no others.
 
     Args:
-        directory: everything is written below it.
+        directory: the directory for everything that the servers write.
         kafka: start a Kafka broker.
         s3: start an S3 server.
         kafka_port, s3_port: the ports to listen on. None takes any free port.
@@ -69,7 +69,7 @@ def up(
 
     Raises:
         PrerequisiteMissing, UnavailableError: as the servers' ``start``.
-        InvalidError: a port that was asked for is in use, or a server already runs on another port.
+        InvalidError: a requested port is in use, or a server already runs on another port.
     """
     root = Path(directory).absolute()
     broker, store = read_state(root)
@@ -97,7 +97,7 @@ def up(
 
 
 def _settle_port(server: Server, wanted: int | None, option: str) -> None:
-    """Give a server that does not run the port that is wanted, or a free one. Raises: InvalidError."""
+    """Give a stopped server the requested port, or a free one. Raises: InvalidError."""
     if server.running:
         if wanted not in (None, server.port):
             raise InvalidError(
@@ -133,7 +133,7 @@ def down(directory: str | Path) -> bool:
 
 
 def status(directory: str | Path) -> DevServers:
-    """The running servers of this directory."""
+    """Return the running servers of this directory."""
     root = Path(directory).absolute()
     broker, store = read_state(root)
     fields: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def _write_state(directory: Path, broker: KafkaBroker | None, store: S3Server | 
 
 
 def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
-    """The servers that were started in this directory, running or not, or ``(None, None)``.
+    """Return the servers that were started in this directory, running or not, or ``(None, None)``.
 
     Raises: CorruptError if the file that lists them cannot be read; InvalidError if the directory is a file.
     """

@@ -1,1 +1,1 @@
-"""How large a job gets: requests, bytes, cost and times of a planned job, from formulas and a simulation."""
+"""The size of a planned job: its requests, bytes, cost and times, from formulas and a simulation."""

@@ -1,4 +1,4 @@
-"""The formulas of commits and snapshots: requests and bytes of the blob store. One formula a line, with its source.
+"""The formulas of commits and snapshots: requests and bytes of the blob store. One formula per line, with its source.
 
 "Observed" numbers were counted with ``JobTester``; ``tests/unit/test_plan_capacity.py`` repeats that. Others are
 constants of the code or lines of docs/performance.md. Pure.
@@ -18,26 +18,27 @@ from statemgr_tools.sizing.workload import MIB, Workload
 INLINE_SEGMENT = 2 * 1024
 #: Changes from which a segment is a table (statemgr.backends.blobs.tables).
 TABLE = 2_000
-#: Bytes of a segment without its changes: header, block and end (docs/format.md), and a frame of zstandard.
+#: Bytes of a segment without its changes: header, block and end (docs/format.md), and a zstandard frame.
 SEGMENT = 80
 #: Bytes for each change beyond its key and value: in a table (``commit-bytes`` in docs/performance.md: 1.22 MB for
 #: 1.16 MB of changes), and in records, whose sizes zstandard compresses (observed).
 OF_TABLE_CHANGE, OF_RECORD_CHANGE = 6, 2
-#: Bytes of a chain without segments; of a segment that it refers to; of an inline one beyond its own (observed).
+#: Bytes of a chain without segments, of a segment that it refers to, and of an inline segment beyond its own
+#: (observed).
 CHAIN, CHAIN_REFERENCE, CHAIN_INLINE = 200, 90, 12
-#: Bytes of changes of a store that are stored before the commit (statemgr.flows.persist_ahead).
+#: Bytes of changes of a store that are uploaded before the commit (statemgr.flows.persist_ahead).
 AHEAD = 8 * MIB
-#: Most bytes of the level below level 0, and how many times larger each next level is (RocksDB's defaults).
+#: Maximum bytes of the level below level 0, and the factor by which each next level is larger (RocksDB's defaults).
 LEVEL_BASE, FANOUT = 256 * MIB, 10
 #: Bytes of memtable that an entry takes beyond its key and value (RocksDB's skip list, observed).
 OF_MEMTABLE_ENTRY = 24
-#: Bytes of an index blob without its table files, with the inline files of the directory (observed), and of each file.
+#: Bytes of an index blob without its table files but with the directory's inline files (observed), and per file.
 INDEX, INDEX_FILE = 9_000, 120
 
 
 @dataclass(frozen=True)
 class ChainWalk:
-    """What the commits between two snapshots of one store add up to.
+    """The totals of the commits between two snapshots of one store.
 
     Attributes:
         blobs: commits that wrote a blob; ``bytes``: bytes in these blobs; ``inline``: mean inline bytes of a record.
@@ -53,7 +54,7 @@ def walk_chain(commits: int, segment: float, *, inline: bool, limit: int) -> Cha
 
     Args:
         segment: bytes of one commit's segment; ``inline``: whether it is small enough to be inline.
-        limit: most bytes of an inline chain.
+        limit: maximum bytes of an inline chain.
     """
     stored = waiting = blobs = 0
     written = in_records = 0.0
@@ -70,7 +71,7 @@ def walk_chain(commits: int, segment: float, *, inline: bool, limit: int) -> Cha
 
 
 class Commits:
-    """What commits and snapshots of a :class:`Workload` upload. Rates are of the whole job."""
+    """The uploads of a :class:`Workload`'s commits and snapshots. Rates are for the complete job."""
 
     def __init__(self, workload: Workload) -> None:
         self.given = workload
@@ -79,32 +80,32 @@ class Commits:
 
     @cached_property
     def record_bytes(self) -> float:
-        """A key and its value."""
+        """Bytes of a key and its value."""
         return self.given.key_bytes + self.given.value_bytes
 
     @cached_property
     def state_bytes(self) -> float:
-        """Table files of the whole job."""
+        """Bytes of table files in the complete job."""
         return self.given.keys * self.record_bytes * self.given.disk_ratio
 
     @cached_property
     def store_keys(self) -> float:
-        """Keys of one store of one task."""
+        """Number of keys in one store of one task."""
         return self.given.keys / self.given.tasks / self.given.stores
 
     @cached_property
     def store_bytes(self) -> float:
-        """Table files of one store of one task."""
+        """Bytes of table files in one store of one task."""
         return self.state_bytes / self.given.tasks / self.given.stores
 
     @cached_property
     def active(self) -> float:
-        """Part of the tasks that have something to commit: changes come at random, and an idle task commits nothing."""
+        """The share of tasks that have changes to commit: changes are random, and an idle task commits nothing."""
         return -math.expm1(-self.given.changes_per_s * self.given.commit_s / self.given.tasks)
 
     @cached_property
     def commits_per_s(self) -> float:
-        """Commits of all tasks: each is one publish, so one Kafka transaction."""
+        """Commits of all tasks per second. Each one is a publish, and so a Kafka transaction."""
         return self.given.tasks * self.active / self.given.commit_s
 
     @cached_property
@@ -114,7 +115,7 @@ class Commits:
 
     @cached_property
     def segment_bytes(self) -> float:
-        """One store's segment, if keys and values do not compress."""
+        """Bytes of one store's segment, if keys and values do not compress."""
         each = OF_TABLE_CHANGE if self.changes >= TABLE else OF_RECORD_CHANGE
         return SEGMENT + self.changes * (self.record_bytes + each)
 
@@ -127,13 +128,15 @@ class Commits:
 
     @cached_property
     def every_commit(self) -> bool:
-        """``1 commit``: no segments."""
+        """Whether each commit is a snapshot (``1 commit``), so that there are no segments."""
         return self.given.interval.is_every_commit
 
     @cached_property
     def commits_between(self) -> int:
-        """Commits from one snapshot to the next: the first limit that is reached (FLIP-158's periodic materialisation,
-        ``SnapshotInterval.is_over``)."""
+        """Commits from one snapshot to the next: the first limit that they reach.
+
+        Sources: FLIP-158's periodic materialisation, ``SnapshotInterval.is_over``.
+        """
         if self.every_commit:
             return 1
         limits, interval = [100_000.0], self.given.interval
@@ -147,20 +150,20 @@ class Commits:
 
     @cached_property
     def snapshots_per_s(self) -> float:
-        """Snapshots of all stores."""
+        """Snapshots of all stores per second."""
         return self.commits_per_s * self.given.stores / self.commits_between if self.given.blobs else 0.0
 
     # --- bytes and blobs of one snapshot ---------------------------------------------------------------------------
 
     @cached_property
     def flushes(self) -> float:
-        """Memtables that are flushed from one snapshot to the next; the snapshot itself flushes the last."""
+        """Flushes of memtables from one snapshot to the next. The snapshot itself flushes the last one."""
         changed = self.commits_between * self.changes * (self.record_bytes + OF_MEMTABLE_ENTRY)
         return max(1.0, changed / self.given.write_buffer_bytes + 0.5 * (changed > self.given.write_buffer_bytes))
 
     @cached_property
     def flushed_bytes(self) -> float:
-        """Table file of one flush: each key that changed, once."""
+        """Bytes of one flush's table file, which has each changed key once."""
         changes = self.commits_between * self.changes / self.flushes
         distinct = self.store_keys * -math.expm1(-changes / self.store_keys)
         return distinct * self.record_bytes * self.given.disk_ratio
@@ -175,8 +178,11 @@ class Commits:
 
     @cached_property
     def rewritten_bytes(self) -> float:
-        """What compaction rewrites from one snapshot to the next. Level 0 is merged into the level below it after every
-        few flushes; what moves further down rewrites up to ten times as much there. A file counts once at most."""
+        """Bytes that compaction rewrites from one snapshot to the next.
+
+        After every few flushes, RocksDB merges level 0 into the level below it. Data that moves further down rewrites
+        up to ten times as much there. A file counts at most once.
+        """
         merged = min(1.0, self.flushes / self.given.level0_trigger)
         moved = self.flushes * self.flushed_bytes
         deeper = sum(min(size, FANOUT * moved) for size in self.level_bytes[1:])
@@ -184,19 +190,21 @@ class Commits:
 
     @cached_property
     def waiting_files(self) -> float:
-        """Files of level 0 that are new in a snapshot."""
+        """New files of level 0 in a snapshot."""
         return min(self.flushes, self.given.level0_trigger - 1)
 
     @cached_property
     def snapshot_bytes(self) -> float:
-        """New files of a snapshot, and its index (``Snapshots.store``)."""
+        """Bytes of a snapshot's new files and its index (``Snapshots.store``)."""
         files = self.waiting_files + self.store_bytes / self.given.target_file_bytes
         return self.waiting_files * self.flushed_bytes + self.rewritten_bytes + INDEX + INDEX_FILE * files
 
     @cached_property
     def snapshot_blobs(self) -> float:
-        """Blobs of a snapshot: its index, and parts of the files of level 0 and of rewritten files. Files up to 16 KiB
-        are in the index (``INLINE_LIMIT``)."""
+        """Blobs of a snapshot: its index, and the parts of level 0 files and rewritten files.
+
+        Files up to 16 KiB are in the index (``INLINE_LIMIT``).
+        """
         part = min(self.given.part_bytes, self.given.target_file_bytes)
         merged = min(1.0, self.flushes / self.given.level0_trigger)
         flushed = max(1, self.flushed_bytes / part) if self.flushed_bytes > INLINE_LIMIT else 0
@@ -215,12 +223,12 @@ class Commits:
 
     @cached_property
     def commits_with_blob_per_s(self) -> float:
-        """Commits whose segments are in a blob; all stores of a task share it."""
+        """Commits per second with segments in a blob, which all stores of a task share."""
         return self.commits_per_s * self.chain.blobs / self.commits_between if self.given.blobs else 0.0
 
     @cached_property
     def ahead(self) -> int:
-        """Blobs that a commit's store had uploaded before it, 8 MiB each."""
+        """Blobs of 8 MiB that the stores upload ahead of a commit."""
         return math.floor(self.changes * self.record_bytes / AHEAD) * self.given.stores
 
     @cached_property
@@ -231,44 +239,47 @@ class Commits:
 
     @cached_property
     def puts_per_s(self) -> float:
-        """PUT requests. Hedging adds at most a tenth when the store is slow (``commit-tail``)."""
+        """PUT requests per second. Hedging adds at most a tenth when the store is slow (``commit-tail``)."""
         segments = self.commits_with_blob_per_s * (1 / self.sharing + self.ahead)
         return segments + self.snapshots_per_s * self.snapshot_blobs
 
     @cached_property
     def untags_per_s(self) -> float:
-        """Requests that remove the TTL of a published blob: one per task and blob, shared ones too (``CleanUp``)."""
+        """Requests per second that remove TTLs of published blobs: one per task and blob, even shared (``CleanUp``)."""
         segments = self.commits_with_blob_per_s * (1 + self.ahead)
         return segments + self.snapshots_per_s * self.snapshot_blobs
 
     @cached_property
     def deletes_per_s(self) -> float:
-        """DELETE requests: one for the segments before a snapshot, one for an old index, and one for replaced files."""
+        """DELETE requests per second: one each for the segments before a snapshot, an old index, and replaced files."""
         segments = 1 if self.chain.blobs else 0
         files = min(1.0, self.flushes / self.given.level0_trigger) if self.level_bytes[0] > INLINE_LIMIT else 0
         return self.snapshots_per_s * (segments + 1 + files)
 
     @cached_property
     def uploaded_per_s(self) -> float:
-        """Bytes of all PUT requests."""
+        """Bytes of all PUT requests per second."""
         return self.segments_per_s + self.snapshots_per_s * self.snapshot_bytes
 
     @cached_property
     def segments_per_s(self) -> float:
-        """Bytes of blobs of segments."""
+        """Bytes of segment blobs per second."""
         if not self.given.blobs:
             return 0.0
         return self.commits_per_s * self.given.stores * self.chain.bytes / self.commits_between
 
     @cached_property
     def stored_bytes(self) -> float:
-        """Bytes in the blob store: the state, segments until the next snapshot is published and older checkpoints are
-        dropped, replaced files meanwhile, and blobs of commits that were never published until they expire."""
+        """Bytes in the blob store.
+
+        These are the state, segments until the next snapshot is published and older checkpoints are dropped, replaced
+        files until then, and blobs of unpublished commits until they expire.
+        """
         if not self.given.blobs:
             return 0.0
         commits = self.commits_between / 2 + self.given.retained
         segments = self.given.tasks * self.given.stores * commits * self.chain.bytes / self.commits_between
-        held = self.given.retained / self.commits_between  # older snapshots that a retained checkpoint has
+        held = self.given.retained / self.commits_between  # older snapshots that retained checkpoints need
         replaced = self.given.tasks * self.given.stores * held * self.rewritten_bytes
         lost = self.uploaded_per_s * self.given.lost_share * self.given.ttl_days * 86_400
         return self.state_bytes + segments + replaced + lost

@@ -1,4 +1,4 @@
-"""The price table: a TOML file that people edit. Reads the file that comes with the package, or another one."""
+"""The price table, a TOML file that people edit. Reads the packaged file or another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HINT = "statemgr plan-capacity --print-prices prints a complete table"
 
 @dataclass(frozen=True, kw_only=True)
 class BlobStorePrices:
-    """Prices of 1,000 requests, and of a GB (10⁹ bytes) for a month by tiers: up to how many GB, and the price."""
+    """Prices of 1,000 requests, and of a GB (10⁹ bytes) per month in tiers: each upper limit in GB, and its price."""
 
     put_1000: float
     get_1000: float
@@ -28,7 +28,7 @@ class BlobStorePrices:
     storage_gb: tuple[tuple[float, float], ...]
 
     def storage(self, size: float) -> float:
-        """The price of storing bytes for a month."""
+        """Return the price of storing bytes for a month."""
         cost, below = 0.0, 0.0
         for up_to, price in self.storage_gb:
             cost += max(0.0, min(size / 1e9, up_to) - below) * price
@@ -38,7 +38,7 @@ class BlobStorePrices:
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaPrices:
-    """Prices of a GB of broker disk for a month, and of a GB written."""
+    """Prices of a GB of broker disk per month, and of a written GB."""
 
     storage_gb: float
     written_gb: float
@@ -46,7 +46,7 @@ class KafkaPrices:
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePrices:
-    """Prices of a GB for a month."""
+    """Prices of a GB per month."""
 
     disk_gb: float
     memory_gb: float
@@ -64,12 +64,12 @@ class Prices:
 
 
 def default_table() -> str:
-    """The text of the price table that comes with the package."""
+    """Return the text of the packaged price table."""
     return files(__package__).joinpath("prices.toml").read_text("utf-8")
 
 
 def load_prices(path: Path | None) -> Prices:
-    """Read a price table; None: the one of the package. Raises: InvalidError, OSError."""
+    """Read a price table, or the packaged one for None. Raises: InvalidError, OSError."""
     where = str(path or "the price table")
     try:
         table = tomllib.loads(path.read_text("utf-8") if path else default_table())
@@ -88,7 +88,7 @@ def load_prices(path: Path | None) -> Prices:
 
 
 def _made(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A dataclass from exactly its fields, whose prices are numbers that are not negative. Raises: InvalidError."""
+    """Make a dataclass from exactly its fields. Prices must be numbers that are not negative. Raises: InvalidError."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     wrong = [*(f"{name} is missing" for name in names if name not in values)]
     wrong += [f"{name} is unknown" for name in values if name not in names]

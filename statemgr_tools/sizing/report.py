@@ -1,4 +1,4 @@
-"""What ``statemgr plan-capacity`` shows: the results of the formulas by topic, for JSON and as text. Pure."""
+"""The output of ``statemgr plan-capacity``: the results of the formulas by topic, for JSON and as text. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ Results = Mapping[str, Mapping[str, float]]
 
 
 def results(workload: Workload, prices: Prices) -> Results:
-    """All results. A name ends in its unit: ``_per_s``, ``_bytes``, ``_s``; the others are counts, cost is in the
-    currency of the prices."""
+    """Return all results.
+
+    A name ends with its unit: ``_per_s``, ``_bytes``, ``_s``. Other names are counts, and cost is in the currency of
+    the prices.
+    """
     found = Resources(workload)
     commits = found.commits
     restores = workload.blobs or workload.changelog
@@ -107,7 +110,7 @@ _TEXTS = {
 
 
 def rows(found: Results, currency: str) -> list[tuple[str, str, str]]:
-    """Topic, quantity and value as text, a topic only in its first row. What a job does not have is left out."""
+    """Return topic, quantity and value as text. A topic is only in its first row; missing parts are left out."""
     made: list[tuple[str, str, str]] = []
     for topic, values in found.items():
         shown = [(name, value) for name, value in values.items() if value]
@@ -119,7 +122,7 @@ def rows(found: Results, currency: str) -> list[tuple[str, str, str]]:
 
 
 def simulated(workload: Workload, services: Services) -> dict[str, Outcome]:
-    """The simulated commits of processes that began at different times, and of processes that began together."""
+    """Return the simulated commits of processes that began at different times, and of processes that began together."""
     plan = Resources(workload)
     return {
         "processes that commit at different times": simulate(plan, services, together=False),
@@ -128,7 +131,7 @@ def simulated(workload: Workload, services: Services) -> dict[str, Outcome]:
 
 
 def stage_rows(outcome: Outcome, workload: Workload) -> list[tuple[str, str, str, str, str]]:
-    """The stages of a simulation, and how many tasks like these each one takes. A stage above 100% falls behind."""
+    """Return the simulated stages, and how many such tasks each one can handle. A stage above 100% falls behind."""
     found = []
     for stage in outcome.stages:
         shared = not stage.name.endswith("of a process")
@@ -140,7 +143,7 @@ def stage_rows(outcome: Outcome, workload: Workload) -> list[tuple[str, str, str
 
 
 def in_words(name: str, value: float) -> str:
-    """A value with its unit, of which the name has the ending."""
+    """Return a value with its unit, which the ending of the name determines."""
     rate = "_per_s" in name
     if name.endswith("_bytes"):
         return size(value) + ("/s" if rate else "")
@@ -152,7 +155,7 @@ def in_words(name: str, value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes with a decimal unit and three digits."""
+    """Return bytes with a decimal unit and three digits."""
     power = 0
     while value >= 999.5 and power < len(_UNITS) - 1:
         value, power = value / 1000, power + 1
@@ -160,7 +163,7 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that people use for that much."""
+    """Return seconds in the unit that people use for such a time."""
     for limit, unit in ((86_400 * 2, 86_400), (7200, 3600), (120, 60)):
         if seconds >= limit:
             return f"{seconds / unit:.3g} {'days' if unit == 86_400 else 'h' if unit == 3600 else 'min'}"

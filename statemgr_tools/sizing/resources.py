@@ -1,6 +1,6 @@
-"""The formulas of topics, restores, machines and cost. One formula a line, with its source. Pure.
+"""The formulas of topics, restores, machines and cost. One formula per line, with its source. Pure.
 
-Measured numbers are those of docs/performance.md, on two processors.
+Measured numbers come from docs/performance.md, on two processors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from statemgr_tools.sizing.commits import TABLE, Commits
 from statemgr_tools.sizing.prices import Prices
 from statemgr_tools.sizing.workload import MIB, Workload
 
-#: Bytes of a task record without stores and inputs, and with each of them (observed, with names of some letters).
+#: Bytes of a task record without stores and inputs, and per store and input (observed, with short names).
 RECORD, RECORD_STORE, RECORD_TOPIC = 100, 203, 40
 #: Bytes of a record's key (observed); of a record and of a batch beyond key and value, and of a transaction's marker
 #: (Kafka's message format, version 2).
 RECORD_KEY, KAFKA_RECORD, KAFKA_BATCH, KAFKA_MARKER = 48, 10, 61, 78
-#: Part of a compacted topic that may be dirty: ``min.cleanable.dirty.ratio`` of Kafka.
+#: The share of a compacted topic that may be dirty: Kafka's ``min.cleanable.dirty.ratio``.
 DIRTY = 0.5
 #: Seconds after which Kafka closes a segment (``segment.ms``) and keeps deletes (``delete.retention.ms``).
 SEGMENT_S, DELETES_S = 7 * 86_400, 86_400
@@ -27,7 +27,7 @@ SEGMENT_S, DELETES_S = 7 * 86_400, 86_400
 CHANGELOG_RECORDS, TOPIC_RECORDS = 661_861, 854_934
 #: Bytes per second that a restore fetches and verifies (``restore-s3``), and ingests as tables (``restore-segments``).
 RESTORED_BYTES, INGESTED_BYTES = 1_382e6, 220e6
-#: Seconds for each record that a restore writes (``restore-segments`` before segments were tables).
+#: Seconds for each record that a restore writes (``restore-segments``, before segments were tables).
 APPLIED_S = 2e-6
 #: Bytes of a process without stores, of a thread's transfer buffer, of a store's write buffer and of its change buffer.
 PROCESS, BUFFER, WRITE_BUFFER, CHANGE_BUFFER = 90 * MIB, MIB, 4 * MIB, 32 * MIB
@@ -37,7 +37,7 @@ MONTH_S = 30 * 86_400
 
 
 class Resources:
-    """What the topics, the restores and the machines of a :class:`Workload` need."""
+    """The needs of a :class:`Workload`'s topics, restores and machines."""
 
     def __init__(self, workload: Workload) -> None:
         self.given = workload
@@ -54,58 +54,64 @@ class Resources:
 
     @cached_property
     def sharing_tasks(self) -> float:
-        """Tasks of a process, which commit at the same time and share its bandwidth."""
+        """Tasks of a process that commit at the same time and share its bandwidth."""
         return self.tasks_per_process * self.commits.active
 
     # --- the checkpoint topic --------------------------------------------------------------------------------------
 
     @cached_property
     def checkpoint_record_bytes(self) -> float:
-        """One task record of a task that publishes alone, with its inline chains."""
+        """Bytes of the task record of a task that publishes alone, including its inline chains."""
         inline = self.commits.chain.inline if self.given.blobs else 0.0
         return RECORD + RECORD_TOPIC * self.given.topics + self.given.stores * (RECORD_STORE + inline)
 
     @cached_property
     def publish_bytes(self) -> float:
-        """What a publish adds to the topic: a batch with the record and the delete of the oldest one, and a marker."""
+        """Bytes that a publish adds to the topic: a batch with the record and the oldest one's delete, and a marker."""
         records = 2 * (RECORD_KEY + KAFKA_RECORD) + self.checkpoint_record_bytes
         return KAFKA_BATCH + records + KAFKA_MARKER
 
     @cached_property
     def topic_written_per_s(self) -> float:
-        """Bytes per second that publishes add to the topic, on one replica."""
+        """Bytes per second that publishes add to the topic on one replica."""
         return self.commits.commits_per_s * self.publish_bytes
 
     @cached_property
     def topic_live_bytes(self) -> float:
-        """Retained records."""
+        """Bytes of the retained records."""
         each = RECORD_KEY + KAFKA_RECORD + self.checkpoint_record_bytes
         return self.given.tasks * self.given.retained * each
 
     @cached_property
     def topic_bytes(self) -> float:
-        """Bytes of the topic on one replica before compaction: live and dirty records, deletes of a day, and the
-        segment that is being written, which is never compacted."""
+        """Bytes of the topic on one replica before compaction.
+
+        These are live and dirty records, one day's deletes, and the segment that Kafka is writing, which it never
+        compacts.
+        """
         deletes = self.commits.commits_per_s * DELETES_S * (RECORD_KEY + KAFKA_RECORD)
         active = min(self.given.kafka_segment_bytes, self.topic_written_per_s * SEGMENT_S)
         return (self.topic_live_bytes + deletes) / (1 - DIRTY) + active
 
     @cached_property
     def topic_read_s(self) -> float:
-        """Seconds in which a process that starts reads the topic: two records for each publish that it still has."""
+        """Seconds that a starting process needs to read the topic: two records per publish that the topic still has."""
         return 2 * self.topic_bytes / self.publish_bytes / TOPIC_RECORDS
 
     # --- changelogs ------------------------------------------------------------------------------------------------
 
     @cached_property
     def changelog_written_per_s(self) -> float:
-        """Bytes per second of changelog records, on one replica."""
+        """Bytes per second of changelog records on one replica."""
         return self.given.changelog * self.given.changes_per_s * (self.commits.record_bytes + KAFKA_RECORD)
 
     @cached_property
     def changelog_records(self) -> float:
-        """Records in the changelogs: one for each key, those that are too young for compaction, and as many dirty ones
-        as Kafka allows. Of each partition, the segment that is being written is not compacted."""
+        """Records in the changelogs.
+
+        There is one for each key. Others are too young for compaction, dirty (as many as Kafka allows), or in the
+        segment that Kafka is writing in each partition, which it does not compact.
+        """
         if not self.given.changelog:
             return 0.0
         per_segment = self.given.kafka_segment_bytes / (self.commits.record_bytes + KAFKA_RECORD)
@@ -120,7 +126,7 @@ class Resources:
 
     @cached_property
     def kafka_bytes(self) -> float:
-        """Disk of all brokers together."""
+        """Bytes of disk on all brokers together."""
         return self.given.replication * (self.topic_bytes + self.changelog_bytes)
 
     # --- restores --------------------------------------------------------------------------------------------------
@@ -132,8 +138,11 @@ class Resources:
 
     @cached_property
     def restore_gets(self) -> float:
-        """GET requests of one task's restore: its chain and an older one, index, parts and segments, and a look at
-        each needed blob when the task opens (``Transfer.absent``)."""
+        """GET requests of one task's restore.
+
+        These are its chain and an older one, index, parts and segments, and a check of each needed blob when the task
+        opens (``Transfer.absent``).
+        """
         part = min(self.given.part_bytes, self.given.target_file_bytes)
         waiting = (self.given.level0_trigger - 1) / 2 if self.commits.flushed_bytes > INLINE_LIMIT else 0.0
         parts = waiting + max(1.0, self.commits.store_bytes / part)
@@ -142,7 +151,7 @@ class Resources:
 
     @cached_property
     def _segments(self) -> float:
-        """Segments of a chain, in the mean."""
+        """Mean number of segments in a chain."""
         return 0.0 if self.commits.every_commit else self.commits.commits_between / 2
 
     @cached_property
@@ -153,31 +162,33 @@ class Resources:
 
     @cached_property
     def fetch_bandwidth(self) -> float:
-        """Bytes per second of one process, if it restores alone."""
+        """Bytes per second of a process that restores alone."""
         return min(self.given.bandwidth, RESTORED_BYTES, self.given.store_bandwidth)
 
     @cached_property
     def apply_s(self) -> float:
-        """Seconds of processing for the segments of one task: tables are ingested, records are written."""
+        """Seconds of processing for one task's segments: tables are ingested, and records are written."""
         size = self._segments * self.commits.segment_bytes * self.given.stores
         changes = self._segments * self.commits.changes * self.given.stores
         return size / INGESTED_BYTES if self.commits.changes >= TABLE else changes * APPLIED_S
 
     @cached_property
     def restore_latency_s(self) -> float:
-        """Seconds of one task's restore that are latency: the chain, then the index, then rounds of requests."""
+        """Seconds of latency in one task's restore: the chain, then the index, then rounds of requests."""
         return self.given.get_s * (2 + math.ceil(self.restore_gets / self.given.parallelism))
 
     @cached_property
     def restore_task_s(self) -> float:
-        """Seconds until one task is open on an empty machine, without reading the checkpoint topic."""
+        """Seconds until one task is open on an empty machine, without the time to read the checkpoint topic."""
         if not self.given.blobs:
             return self._replayed(1, 1)
         return self.restore_latency_s + self.restore_bytes / self.fetch_bandwidth + self.apply_s
 
     def restore_tasks_s(self, tasks: float, processes: float) -> float:
-        """Seconds until tasks of which each process gets its part are open, reading the checkpoint topic included.
-        Tasks of a process share its bandwidth and its request threads."""
+        """Seconds until tasks that are spread over processes are open, including the time to read the checkpoint topic.
+
+        Tasks of a process share its bandwidth and its request threads.
+        """
         if not self.given.blobs:
             return self.topic_read_s + self._replayed(tasks, processes)
         each = math.ceil(tasks / processes)
@@ -196,28 +207,31 @@ class Resources:
 
     @cached_property
     def restore_spread_s(self) -> float:
-        """The same if the other processes share its tasks."""
+        """Seconds until they are open if the other processes share the lost machine's tasks."""
         others = min(self.given.processes - 1, self.tasks_per_process)
         return self.restore_tasks_s(self.tasks_per_process, others) if others else self.restore_machine_s
 
     @cached_property
     def restore_all_s(self) -> float:
-        """Seconds until every task is open, if all machines are lost and replaced."""
+        """Seconds until every task is open if all machines are lost and replaced."""
         return self.restore_tasks_s(self.given.tasks, self.given.processes)
 
     # --- machines --------------------------------------------------------------------------------------------------
 
     @cached_property
     def disk_per_process(self) -> float:
-        """Local disk: the state, files that only older checkpoints and the compaction in progress need, and segments
-        and changes since the snapshot."""
+        """Bytes of local disk.
+
+        These are the state, files that only older checkpoints and running compactions need, and segments and changes
+        since the snapshot.
+        """
         stores = self.tasks_per_process * self.given.stores
         segments = self.commits.commits_between * self.commits.segment_bytes
         return stores * (self.commits.store_bytes + self.commits.rewritten_bytes + 2 * segments)
 
     @cached_property
     def memory_per_process(self) -> float:
-        """Resident memory: the shared budget of RocksDB, buffers of stores and transfers, and Python."""
+        """Bytes of resident memory: the shared budget of RocksDB, buffers of stores and transfers, and Python."""
         changed = self.commits.changes * self.commits.record_bytes
         buffers = min(WRITE_BUFFER, changed) + min(CHANGE_BUFFER, changed)
         stores = self.tasks_per_process * self.given.stores
@@ -225,14 +239,14 @@ class Resources:
 
     @cached_property
     def network_per_process(self) -> float:
-        """Bytes per second that a process sends to the blob store and to Kafka, its own output excluded."""
+        """Bytes per second that a process sends to the blob store and to Kafka, without its own output."""
         sent = self.commits.uploaded_per_s + self.changelog_written_per_s + self.topic_written_per_s
         return sent / self.given.processes
 
     # --- cost ------------------------------------------------------------------------------------------------------
 
     def monthly_cost(self, prices: Prices) -> Mapping[str, float]:
-        """What each part costs in 30 days."""
+        """The cost of each part in 30 days."""
         store, month, commits = prices.blob_store, MONTH_S / 1000, self.commits
         gets = (commits.given.tasks * self.restore_gets * prices.restores_per_month) / 1000
         return {

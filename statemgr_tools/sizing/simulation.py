@@ -1,7 +1,7 @@
-"""A discrete simulation of the commits of a job: what they wait for, and which part is busiest. Pure; a fixed seed.
+"""A discrete simulation of a job's commits. It shows what they wait for and which part is busiest. Pure; a fixed seed.
 
-Each process commits its tasks together, every ``commit_s``. A commit passes these stages. Each is a queue in the order
-of arrival, in front of one or several servers:
+Each process commits its tasks together, every ``commit_s``. A commit passes these stages. Each one is a queue, in the
+order of arrival, in front of one or more servers:
 
 1. the process's link to the blob store, which background snapshots share
 2. the blob store's requests per second, then the latency of the PUT; commits whose segments are inline skip 1 and 2
@@ -9,7 +9,7 @@ of arrival, in front of one or several servers:
 4. the leader of the checkpoint topic's only partition
 5. after the publish, the removal of the TTL by the request threads of the process
 
-A commit ends with stage 4. Stage 5 must keep up, but nobody waits for it.
+A commit ends with stage 4. Stage 5 must keep up, but no commit waits for it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dataclasses import dataclass
 
 from statemgr_tools.sizing.resources import PUBLISH_S, Resources
 
-#: Intervals that are simulated, after one that is not counted.
+#: Number of simulated intervals, after one that does not count.
 _INTERVALS = 3
 _SEED = 1
-#: The 99.9th percentile of a PUT's latency, divided by the median (FLIP-158's table: 3.2 s and 459 ms), and where it is
+#: The 99.9th percentile of a PUT's latency divided by the median (FLIP-158's table: 3.2 s and 459 ms), and its position
 #: in a normal distribution.
 _TAIL, _SIGMAS = 3.2 / 0.459, 3.09
 
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """How much the parts take that all processes share.
+    """The capacity of the parts that all processes share.
 
     Attributes:
-        brokers: brokers that coordinate transactions.
+        brokers: the number of brokers that coordinate transactions.
         transactions_per_s: publishes that one broker coordinates.
-        topic_per_s: publishes that the leader of one partition takes.
-        store_per_s: PUTs and tag requests that the blob store takes for the job.
+        topic_per_s: publishes that the leader of one partition accepts.
+        store_per_s: PUTs and tag requests that the blob store accepts from the job.
     """
 
     brokers: int
@@ -49,7 +49,7 @@ class Services:
 
 @dataclass(frozen=True)
 class Stage:
-    """How busy a stage was (above 1 it does not keep up), and the seconds that commits waited for it."""
+    """The load of a stage (above 1 it does not keep up), and the seconds that commits waited for it."""
 
     name: str
     busy: float
@@ -59,7 +59,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The simulated commits: how many, the seconds from their start to their checkpoint, and the stages."""
+    """The simulated commits: their number, the seconds from their start to their checkpoint, and the stages."""
 
     commits: int
     p50_s: float
@@ -81,7 +81,7 @@ class _Servers:
         self.waits: list[float] = []
 
     def serve(self, arrival: float, seconds: float) -> float:
-        """Returns: when the work is done."""
+        """Serve one arrival. Returns: the time when the work is done."""
         start = max(arrival, heapq.heappop(self._free))
         heapq.heappush(self._free, start + seconds)
         self.waits.append(start - arrival)
@@ -90,7 +90,7 @@ class _Servers:
 
 @dataclass(slots=True)
 class _Commit:
-    """A commit on its way: when it began, when it reached its present stage, its task, and whether it has a blob."""
+    """A commit in progress: its start, its arrival at the present stage, its task, and whether it has a blob."""
 
     now: float
     start: float
@@ -102,7 +102,7 @@ def simulate(plan: Resources, services: Services, *, together: bool) -> Outcome:
     """Simulate some intervals.
 
     Args:
-        together: all processes commit at the same moment, as after a restart of all; else each at a moment of its own.
+        together: all processes commit at the same time, as after a common restart. Otherwise, their times differ.
     """
     given, commits, chance = plan.given, plan.commits, random.Random(_SEED)
     under_way = _begun(plan, chance, together=together)
@@ -139,7 +139,7 @@ def simulate(plan: Resources, services: Services, *, together: bool) -> Outcome:
 
 
 def _begun(plan: Resources, chance: random.Random, *, together: bool) -> list[_Commit]:
-    """The commits of all intervals; the first interval is not counted."""
+    """Return the commits of all intervals. The first interval does not count."""
     given, commits = plan.given, plan.commits
     phases = [0.0 if together else chance.uniform(0, given.commit_s) for _ in range(given.processes)]
     stored = float(commits.every_commit) or commits.chain.blobs / commits.commits_between
@@ -153,7 +153,7 @@ def _begun(plan: Resources, chance: random.Random, *, together: bool) -> list[_C
 
 
 def _sending_s(plan: Resources) -> float:
-    """Seconds that a commit's blob takes on the link, next to background snapshots."""
+    """Return the seconds that a commit's blob takes on the link, next to background snapshots."""
     given, commits = plan.given, plan.commits
     if commits.every_commit:
         return commits.snapshot_bytes * given.stores / given.bandwidth
@@ -163,7 +163,7 @@ def _sending_s(plan: Resources) -> float:
 
 
 def _request_s(plan: Resources, services: Services) -> float:
-    """Seconds of the blob store's time for a commit's PUT, next to snapshots and the removal of TTLs."""
+    """Return the seconds that the blob store needs for a commit's PUT, next to snapshots and the removal of TTLs."""
     commits = plan.commits
     requests = commits.puts_per_s + commits.untags_per_s
     first = commits.commits_with_blob_per_s / commits.sharing

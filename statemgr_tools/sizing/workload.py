@@ -1,4 +1,4 @@
-"""What a planned job does: the numbers that the formulas begin with. Pure."""
+"""The numbers of a planned job with which the formulas begin. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ DEFAULT_INTERVAL = SnapshotInterval(commits=50, size=256 * MIB, seconds=600)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A job whose tasks and stores are alike, in a consumer loop. Rates and sizes are those of the whole job.
+    """A job in a consumer loop whose tasks and stores are alike. Rates and sizes are for the complete job.
 
     Attributes:
-        tasks, processes, stores, topics: how many tasks the job has, how many processes run them, how many stores each
-            task has, and how many input topics.
+        tasks, processes, stores, topics: the number of tasks, of processes that run them, of stores in each task, and
+            of input topics.
         keys, key_bytes, value_bytes: keys of all stores together, and the mean size of a key and a value.
         changes_per_s: puts and deletes per second, to random keys.
-        commit_s: seconds between commits; ``interval``: when a snapshot is made; ``share``: the mean part of the
-            interval's commits after which a task makes one.
+        commit_s: seconds between commits; ``interval``: when a task makes a snapshot; ``share``: the mean share
+            of the interval's commits after which a task makes one.
         retained, ttl_days: retained checkpoints per task, and the days after which unpublished blobs expire.
-        lost_share: the part of uploaded bytes that no checkpoint ever names, because a process died before its publish.
+        lost_share: the share of uploaded bytes that no checkpoint ever names, because a process died before its
+            publish.
         blobs, changelog: the backends that commits feed.
-        disk_ratio: bytes of table files for each byte of keys and values, before they are compressed 1.
+        disk_ratio: bytes of table files for each byte of keys and values; 1 without compression.
         sharing: tasks of a process whose segments share a blob.
         part_bytes, parallelism: ``blob.store.part.size`` and ``blob.store.parallelism``.
         get_s, put_s: seconds until the blob store answers a small request.
@@ -72,7 +73,7 @@ class Workload:
     memory_bytes: float = 128 * MIB
 
     def __post_init__(self) -> None:
-        """Raises: InvalidError if a number makes no sense."""
+        """Check the numbers. Raises: InvalidError if one makes no sense."""
         positive = ("tasks", "processes", "stores", "keys", "commit_s", "bandwidth", "disk_ratio", "parallelism")
         bytes_ = ("store_bandwidth", "part_bytes", "write_buffer_bytes", "target_file_bytes")
         finite = {"keys", "commit_s", "disk_ratio"}
@@ -90,7 +91,7 @@ class Workload:
 
 
 def settings_of(config: JobConfig) -> dict[str, object]:
-    """The attributes of a :class:`Workload` that a job's configuration tells."""
+    """Return the attributes of a :class:`Workload` that a job's configuration determines."""
     stores = list(config.stores.values())
     found: dict[str, object] = {
         "tasks": config.tasks,

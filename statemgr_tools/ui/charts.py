@@ -8,12 +8,12 @@ from statemgr_tools.ui.markup import Markup, tag
 
 _ROW = 22
 _HEIGHT = 120
-#: Percent of the width: where bars begin, and how long the longest one is.
+#: Percent of the width: the start of the bars, and the length of the longest one.
 _LEFT, _LONGEST = 32, 48
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Markup:
-    """Horizontal bars: label, value (not negative), and the value as text. A long label is cut."""
+    """Draw horizontal bars: label, value (not negative), and the value as text. A long label is cut."""
     most = max((value for _, value, _ in rows), default=0) or 1
     marks = []
     for place, (label, value, text) in enumerate(rows):
@@ -27,7 +27,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Markup:
 
 
 def columns(title: str, points: Sequence[tuple[float, float, str]]) -> Markup:
-    """Columns on a time axis: time (any unit), value (not negative), and a text for the mouse and screen readers."""
+    """Draw columns on a time axis: time (any unit), value (not negative), text for the mouse and screen readers."""
     first, last = (min(at for at, _, _ in points), max(at for at, _, _ in points)) if points else (0.0, 0.0)
     most = max((value for _, value, _ in points), default=0) or 1
     marks = [tag("line", x1="0", x2="100%", y1=_HEIGHT, y2=_HEIGHT, class_="axis")]

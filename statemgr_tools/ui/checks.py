@@ -1,5 +1,7 @@
-"""Checks that a click starts, because they ask about every blob, or write. They run in the background, one of each kind
-at a time."""
+"""Checks that a click starts, because they request every blob or write data.
+
+They run in the background, one of each kind at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ from statemgr.model.checkpoint import BlobRef, CheckpointRecord
 from statemgr.ports import Progress
 
 _AT_ONCE = 16
-#: What the button on the page of a job starts.
+#: The checks that the button on a job's page starts.
 DEEPER = ("blobs", "verify", "doctor")
 
 
 @dataclass(frozen=True, slots=True)
 class BlobBytes:
-    """All blobs below the job's prefix. ``live``: bytes that the current checkpoints need."""
+    """All blobs with the job's prefix. ``live``: bytes that the current checkpoints need."""
 
     report: GarbageReport
     live: int
@@ -40,7 +42,7 @@ class BlobBytes:
 
 @dataclass
 class Run:
-    """A check of the whole blob store that runs, or the last one. Times are epoch milliseconds."""
+    """A running or finished check of the complete blob store. Times are epoch milliseconds."""
 
     started_ms: int
     progress: str = "starting"
@@ -50,7 +52,7 @@ class Run:
 
 
 class Checks:
-    """The checks of one job. ``runs``: the last run of each, by its name. Safe to use from many threads."""
+    """The checks of one job. ``runs``: the last run of each one, by its name. Safe to use from many threads."""
 
     def __init__(self, config: JobConfig, services: Services) -> None:
         self.runs: dict[str, Run] = {}
@@ -59,7 +61,7 @@ class Checks:
         self._starting = threading.Lock()
 
     def problems(self) -> Iterator[Problem]:
-        """What the last run of each check found."""
+        """Return the problems that the last run of each check found."""
         for run in list(self.runs.values()):
             yield from self._of_run(run)
 
@@ -78,10 +80,10 @@ class Checks:
             yield replace(one, detail=f"{one.detail} (Checked at {moment(run.ended_ms or run.started_ms)}.)")
 
     def start(self, kind: str) -> None:
-        """Start a check in the background, unless it runs already. Raises: InvalidError if there is no such check.
+        """Start a check in the background, unless it already runs. Raises: InvalidError if there is no such check.
 
-        ``verify`` asks for every needed blob, ``read`` also reads its bytes, ``blobs`` counts bytes by kind, and
-        ``doctor`` tries what the job needs.
+        ``verify`` requests every needed blob, ``read`` also reads its bytes, ``blobs`` counts bytes by kind, and
+        ``doctor`` tries everything that the job needs.
         """
         work: dict[str, Callable[[Progress], BlobBytes | Verified | Report]] = {
             "verify": partial(self._verify, 0.0),
@@ -105,7 +107,7 @@ class Checks:
             run.result = work(progress)
         except StatemgrError as error:
             run.error = error
-        except Exception as error:  # shown on the page: nobody waits for the thread
+        except Exception as error:  # shown on the page, because nothing waits for the thread
             run.error = StatemgrError(f"{type(error).__name__}: {error}")
         run.ended_ms = self._now_ms()
 

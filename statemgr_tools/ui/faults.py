@@ -1,4 +1,4 @@
-"""What is wrong with a job, at the top of its page, and the runbook, which says what to do about it."""
+"""The problems of a job, at the top of its page, and the runbook, which says what to do about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEEPER = (
 
 
 def wrong(view: JobView, look: Look) -> Child:
-    """The list of problems, causes first, each with a link to its section of the runbook."""
+    """Show the list of problems, causes first, each with a link to its section of the runbook."""
     rows = [
         (
             tag("a", one.fault.title, href=f"/runbook#{one.fault.value}"),
@@ -63,12 +63,12 @@ def _deeper(view: JobView) -> Child:
 
 
 def deeper_checks(view: JobView) -> Sequence[str]:
-    """The checks that the button starts."""
+    """Show the checks that the button starts."""
     return DEEPER if view.config.blob_uri is not None else [kind for kind in DEEPER if kind == "doctor"]
 
 
 def names(problems: Sequence[Problem]) -> str:
-    """The faults, each once."""
+    """Return the faults, each once."""
     return ", ".join(dict.fromkeys(one.fault.title for one in problems))
 
 
@@ -77,7 +77,7 @@ def names(problems: Sequence[Problem]) -> str:
 
 @cache
 def runbook() -> Markup:
-    """The page ``docs/runbook.md``. Its links to other documents become plain text. Raises: MissingError."""
+    """Return the page ``docs/runbook.md``. Its links to other documents become plain text. Raises: MissingError."""
     from markdown_it import MarkdownIt
 
     package = Path(str(resources.files("statemgr_tools.ui")))
@@ -88,7 +88,7 @@ def runbook() -> Markup:
     else:
         raise MissingError("the runbook is not installed", hint="install statemgr again")
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(text.partition("\n")[2])  # the page has a title of its own
+    tokens = parser.parse(text.partition("\n")[2])  # the page has its own title
     for number, token in enumerate(tokens):
         if token.type == "heading_open":
             token.attrSet("id", tokens[number + 1].content.lower().replace(" ", "-"))

@@ -1,4 +1,4 @@
-"""HTML from Python calls. Every value is escaped, unless it was made here."""
+"""Builds HTML from Python calls. Every value is escaped, unless this module made it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Child = object
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
 def tag(element: str, /, *children: Child, **attributes: object) -> Markup:
-    """An element. ``class_`` and ``aria_label`` mean ``class`` and ``aria-label``; None leaves an attribute out."""
+    """Return an element. ``class_`` and ``aria_label`` mean ``class`` and ``aria-label``; None omits an attribute."""
     found = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
     if element in _VOID:
         return Markup(f"<{element}{found}>" if element not in ("rect", "line") else f"<{element}{found}/>")
@@ -24,7 +24,7 @@ def tag(element: str, /, *children: Child, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Children one after the other. None is left out, and a list stands for its items."""
+    """Join children. None is left out, and a list stands for its items."""
     return Markup("".join(_child(child) for child in children))
 
 
@@ -44,7 +44,7 @@ def _attribute(key: str, value: object) -> str:
 
 
 def page(title: str, navigation: Child, body: Child, refresh_s: int | None = None) -> bytes:
-    """A whole document. ``refresh_s``: the browser loads it again after so many seconds."""
+    """Return a complete document. ``refresh_s``: the browser reloads it after this many seconds."""
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -64,7 +64,7 @@ def page(title: str, navigation: Child, body: Child, refresh_s: int | None = Non
 
 
 def table(caption: str, headers: Iterable[str], rows: Iterable[Iterable[Child]], empty: str) -> Markup:
-    """A table that scrolls sideways on a narrow screen, also by keyboard; or ``empty`` without rows."""
+    """Return a table that scrolls sideways on a narrow screen, even by keyboard; or ``empty`` without rows."""
     body = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     if not body:
         return tag("p", empty)
@@ -74,11 +74,11 @@ def table(caption: str, headers: Iterable[str], rows: Iterable[Iterable[Child]],
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
-    """Names and values, as cards."""
+    """Return names and values as cards."""
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs))
 
 
 def alert(lines: Iterable[Child]) -> Markup | None:
-    """A list of what needs attention. None if there is nothing."""
+    """Return a list of problems, or None if there are none."""
     items = [tag("li", line) for line in lines]
     return tag("ul", *items, class_="alert", role="status") if items else None

@@ -1,8 +1,8 @@
-"""What the pages show beyond an overview: checkpoints of a task, keys of a store, blobs, metrics. Reads only.
+"""The data of the pages beyond an overview: checkpoints of a task, keys of a store, blobs, metrics. Reads only.
 
 Everything is bounded: a task shows its newest checkpoints, a store is restored for a look-up only up to a size, one
-store is open at a time, and a scan returns a page of keys. Checks of the whole blob store run in the background, one of
-each kind at a time.
+store is open at a time, and a scan returns a page of keys. Checks of the complete blob store run in the background,
+one of each kind at a time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from statemgr_tools.ui.checks import Checks, Run
 from statemgr_tools.ui.processes import Processes, Sample
 
 T = TypeVar("T")
-#: Checkpoints of a task that are shown, the newest first.
+#: Number of a task's newest checkpoints on its page.
 MOST_CHECKPOINTS = 50
 #: Keys on one page of a scan.
 PAGE = 50
-#: Seconds for which an overview is shown again: many browsers cost no more than one.
+#: Seconds for which an overview is reused, so that many browsers cost no more than one.
 _FRESH_S = 1.0
 #: Seconds after which the clients have given up.
 _DEADLINE_S = 120.0
@@ -42,11 +42,11 @@ class StoreLine:
     """A store in a checkpoint, in one backend.
 
     Attributes:
-        where: what the marker names.
+        where: the place that the marker names.
         size: bytes of the snapshot and of the segments. None for a changelog.
         segments: their number. None for a changelog.
         uploaded: bytes of the blobs that this commit added. None for a changelog, whose records are in the transaction.
-        problem: why the blobs could not be read.
+        problem: the reason why the blobs could not be read.
     """
 
     store: str
@@ -75,7 +75,7 @@ class CheckpointLine:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A page of keys and values in key order, and the key with which the next page begins, if there is one."""
+    """A page of keys and values in key order, and the key at which the next page begins, if there is one."""
 
     items: tuple[tuple[bytes, bytes], ...]
     following: bytes | None
@@ -87,8 +87,8 @@ class Look:
 
     Attributes:
         overview: the newest one, which may be old if ``error`` is set. None if there has been none yet.
-        error: why there is no newer one. ``waiting_s``: how long it has been waited for.
-        problems: what is wrong, causes first.
+        error: why there is no newer one. ``waiting_s``: how long the view has waited for it.
+        problems: the problems, causes first.
     """
 
     overview: JobOverview | None
@@ -99,7 +99,7 @@ class Look:
 
 @dataclass
 class _Open:
-    """The store that is open, and what closes it and deletes its files."""
+    """The open store, and the stack that closes it and deletes its files."""
 
     name: tuple[str, str, str]
     store: ReadableStore
@@ -111,7 +111,7 @@ class JobView:
 
     Args:
         metrics: addresses of the metrics of the job's processes.
-        most_bytes: a store with more bytes is not restored for a look-up.
+        most_bytes: a larger store is not restored for a look-up.
     """
 
     def __init__(self, config: JobConfig, metrics: Sequence[str] = (), most_bytes: int = 1 << 30) -> None:
@@ -129,16 +129,16 @@ class JobView:
 
     @property
     def runs(self) -> Mapping[str, Run]:
-        """The last run of each check of the whole blob store, by its name."""
+        """The last run of each check of the complete blob store, by its name."""
         return self.checks.runs
 
     @property
     def now_ms(self) -> int:
-        """Epoch milliseconds by this machine's clock."""
+        """Return epoch milliseconds by this machine's clock."""
         return self.monitor.services.clock.time_ns() // 1_000_000
 
     def overview(self) -> JobOverview:
-        """The job now, or up to a second ago. Raises: as :meth:`JobMonitor.overview`."""
+        """Return the job now, or up to a second ago. Raises: as :meth:`JobMonitor.overview`."""
         answer = self._overview.ask(_DEADLINE_S)
         if answer.error is not None:
             raise answer.error
@@ -147,7 +147,7 @@ class JobView:
         return answer.value[0]
 
     def look(self) -> Look:
-        """The job at a glance. Waits only a few seconds for servers that do not answer, and raises nothing."""
+        """Return the job at a glance. Waits only a few seconds for servers that do not answer, and raises nothing."""
         self._overview.ask(0)
         problems = self._diagnosis.servers()
         answer = self._overview.ask(PATIENCE_S)
@@ -167,11 +167,11 @@ class JobView:
     # --- a task ---------------------------------------------------------------------------------------------
 
     def record(self, task: str) -> CheckpointRecord:
-        """The newest record of a task. Raises: MissingState."""
+        """Return the newest record of a task. Raises: MissingState."""
         return self.monitor.reader.retaining(tasks=[task])[0]
 
     def timeline(self, record: CheckpointRecord) -> list[CheckpointLine]:
-        """The newest retained checkpoints of a task, newest first. Raises: UnavailableError, AccessDenied."""
+        """Return the newest retained checkpoints of a task, newest first. Raises: UnavailableError, AccessDenied."""
         shown = record.checkpoints[: MOST_CHECKPOINTS + 1]
         times = [one.published_ms or one.checkpoint_id.millis for one in shown]
         gaps = [(later - earlier) / 1000 for later, earlier in pairwise(times)] + [None]
@@ -209,13 +209,13 @@ class JobView:
     # --- keys -----------------------------------------------------------------------------------------------
 
     def get(self, task: str, store: str, checkpoint_id: str, key: bytes) -> bytes | None:
-        """The value of a key. Raises: as :meth:`scan`."""
+        """Return the value of a key. Raises: as :meth:`scan`."""
         return self._look(task, store, checkpoint_id, lambda opened: opened.get(key))
 
     def scan(self, task: str, store: str, checkpoint_id: str, start: bytes | None, end: bytes | None) -> Found:
-        """A page of the keys with ``start`` ≤ key < ``end``.
+        """Return a page of the keys with ``start`` ≤ key < ``end``.
 
-        Raises: InvalidError if the store is too large to restore it for this; as :meth:`JobReader.open_store`.
+        Raises: InvalidError if the store is too large to be restored for this; as :meth:`JobReader.open_store`.
         """
 
         def read(opened: ReadableStore) -> Found:
@@ -255,15 +255,15 @@ class JobView:
     # --- the whole blob store -------------------------------------------------------------------------------
 
     def start(self, kind: str) -> None:
-        """Start a check in the background, unless it runs already. Raises: InvalidError if there is no such check."""
+        """Start a check in the background, unless it already runs. Raises: InvalidError if there is no such check."""
         self.checks.start(kind)
 
     def samples(self) -> tuple[list[Sample], list[str]]:
-        """The numbers of the job from the processes' metrics, and why an address could not be read."""
+        """Return the job's numbers from the metrics of its processes, and why an address could not be read."""
         return self._processes.samples()
 
     def close(self) -> None:
-        """Close clients and the open store. Checks that run end with an error."""
+        """Close clients and the open store. Running checks end with an error."""
         with self._looking:
             self._close_store()
         self._diagnosis.close()

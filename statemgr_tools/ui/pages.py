@@ -1,4 +1,4 @@
-"""The pages: each is a function from a job and the parameters of a request to a title and a body."""
+"""The pages. Each one is a function from a job and the parameters of a request to a title and a body."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from statemgr_tools.ui.processes import Sample
 Parameters = Mapping[str, str]
 #: Tasks on one page, and in a chart.
 _TASKS, _CHARTED = 100, 10
-#: Seconds after which a page that waits for something loads itself again.
+#: Seconds after which a waiting page reloads itself.
 _BUSY_S = 2
-#: Characters of a key or a value that are shown.
+#: Number of characters of a key or a value on a page.
 _SHOWN = 2000
 _BEHIND_TOPIC = (
     "The checkpoint topic does not say how long the phases of a commit took, which process or machine owned the task, "
@@ -39,7 +39,7 @@ _BEHIND_TOPIC = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A title, a body, and after how many seconds the browser should load it again. ``error``: why it is not whole."""
+    """A title, a body, and the seconds until the browser should reload. ``error``: why the page is incomplete."""
 
     title: str
     body: Markup
@@ -48,7 +48,7 @@ class Page:
 
 
 def jobs(views: Sequence[JobView]) -> Page:
-    """All jobs, with a link to each."""
+    """Show all jobs, with a link to each."""
     rows = []
     for number, view in enumerate(views):
         link = tag("a", view.config.job_key, href=f"/{number}/")
@@ -67,7 +67,7 @@ def jobs(views: Sequence[JobView]) -> Page:
 
 
 def tasks(view: JobView, given: Parameters) -> Page:
-    """The tasks of a job by lag, age or number, and charts of the worst."""
+    """Show the tasks of a job by lag, age or number, and charts of the worst."""
     order = given.get("sort", "lag") if given.get("sort", "lag") in ORDERS else "lag"
     start, refresh_s = _number(given, "start", 0, 1_000_000), _number(given, "refresh", 0, 3600)
     look = view.look()
@@ -101,7 +101,7 @@ def tasks(view: JobView, given: Parameters) -> Page:
 
 
 def task(view: JobView, given: Parameters) -> Page:
-    """One task: its checkpoints, its input, its stores, and the metrics of its owner. Raises: MissingState."""
+    """Show one task: its checkpoints, its input, its stores, and the metrics of its owner. Raises: MissingState."""
     name = given.get("task", "")
     record = view.record(name)
     found = view.overview()
@@ -150,7 +150,7 @@ def task(view: JobView, given: Parameters) -> Page:
 
 
 def store(view: JobView, given: Parameters) -> Page:
-    """Look-up and scan of a store at a checkpoint. Raises: InvalidError; as :meth:`JobView.scan`."""
+    """Show a look-up and a scan of a store at a checkpoint. Raises: InvalidError; as :meth:`JobView.scan`."""
     name, task_name = given.get("store", ""), given.get("task", "")
     config = view.config.stores.get(name)
     if config is None:
@@ -170,7 +170,7 @@ def store(view: JobView, given: Parameters) -> Page:
 
 
 def blobs(view: JobView, _: Parameters) -> Page:
-    """The bytes below the job's prefix by kind, and whether every needed blob is whole."""
+    """Show the bytes with the job's prefix by kind, and whether every needed blob is intact."""
     kinds = (
         ("blobs", "Count bytes", _bytes),
         ("verify", "Verify blobs", _verified),
@@ -188,12 +188,12 @@ def blobs(view: JobView, _: Parameters) -> Page:
 
 
 def runbook_page() -> Page:
-    """What to do about each fault. Raises: MissingError."""
+    """Show what to do about each fault. Raises: MissingError."""
     return Page("Runbook", runbook())
 
 
 def failed(error: StatemgrError) -> Page:
-    """An error, with what to do about it."""
+    """Show an error, with what to do about it."""
     where = facts([(name, value) for name, value in error.where.items() if name != "key"]) if error.where else None
     return Page("This could not be read", join([alert([error.message]), error.hint and tag("p", error.hint), where]))
 
@@ -331,7 +331,7 @@ def _phases(samples: Iterable[Sample]) -> list[tuple[str, float, str]]:
 
 
 def _restores(samples: Iterable[Sample]) -> list[Sample]:
-    """The restores that have ended, by backend, and those in progress."""
+    """Show the finished restores by backend, and those in progress."""
     found = [one for one in samples if "restore" in one.name]
     return [one for one in found if one.name != "statemgr_restore_progress_ratio" or one.value < 1]
 

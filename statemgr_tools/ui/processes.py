@@ -1,4 +1,4 @@
-"""What the processes of a job report: their metrics and their health, from the addresses of ``--metrics``."""
+"""The reports of a job's processes: their metrics and their health, from the addresses in ``--metrics``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from statemgr.ports import Clock
 _PATIENCE_S = 2.0
 _MOST_BYTES = 8 * 1024 * 1024
 _MOST_HEALTH = 300
-#: Seconds for which an answer is shown again, and for which a failure that was counted is listed.
+#: Seconds for which an answer is reused, and for which a counted failure is listed.
 _FRESH_S, _REMEMBERED_S = 1.0, 600.0
-#: Class of an error → its fault. Errors of servers are not here: whether a server is gone is asked for directly.
+#: Class of an error → its fault. Errors of servers are missing, because the page checks directly whether a server is
+#: gone.
 _FAILURES = {
     "AccessDenied": Fault.MISSING_RIGHTS,
     "CorruptBlob": Fault.CORRUPT_BLOB,
@@ -42,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a process said: its numbers, why they cannot be read, and why it is not healthy."""
+    """A process's answer: its numbers, why they cannot be read, and why it is not healthy."""
 
     address: str
     samples: Sequence[Sample] = ()
@@ -59,17 +60,17 @@ class Processes:
         self._clock = clock
         self._said = Patient(self._ask, clock, _FRESH_S)
         self._lock = threading.Lock()
-        #: Process and kind of failure → how many it has counted, and when the last one was seen.
+        #: Process and kind of failure → its count, and when it was last seen.
         self._failures: dict[tuple[str, str], tuple[float, float | None]] = {}
 
     def samples(self) -> tuple[list[Sample], list[str]]:
-        """The numbers of the job, and why an address could not be read."""
+        """Return the numbers of the job, and why an address could not be read."""
         said = self._newest()
         found = [sample for one in said for sample in one.samples]
         return found, [f"the metrics at {one.address} cannot be read: {one.problem}" for one in said if one.problem]
 
     def problems(self) -> Iterator[Problem]:
-        """Processes that do not answer or are not healthy, and the failures that they counted since the last look."""
+        """Return processes that do not answer or are unhealthy, and failures that they counted since the last call."""
         for one in self._newest():
             part = f"the process at {one.address}"
             if one.problem:
@@ -114,7 +115,7 @@ class Processes:
         return _Said(address, samples, unhealthy=self._unhealthy(address))
 
     def _unhealthy(self, address: str) -> str | None:
-        """What the health page says if it says that something is wrong. None without such a page."""
+        """Return the problem that the health page reports. None if there is none, or no such page."""
         try:
             with urllib.request.urlopen(urljoin(address, "/healthz"), timeout=_PATIENCE_S):
                 return None

@@ -1,7 +1,7 @@
 """Serves the pages over HTTP: a WSGI application, and the standard library's server for it.
 
-Refused: a Host header that is not ours (DNS rebinding), anything but GET and HEAD and the POST that starts a check, and
-requests that another site makes. Nothing is loaded from elsewhere, and the pages have no scripts.
+It refuses a Host header that is not ours (DNS rebinding), anything but GET, HEAD and the POST that starts a check, and
+requests from another site. The pages load nothing from elsewhere and have no scripts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statemgr_tools.ui.model import JobView
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-#: Bytes of a POST, and seconds that a client may take to send a request.
+#: Maximum bytes of a POST, and maximum seconds for a client to send a request.
 _MOST_BODY = 1000
 _PATIENCE_S = 30
 _HEADERS = [
@@ -121,13 +121,13 @@ class Application:
 
 
 def _host(header: str) -> str:
-    """The name in a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     name, colon, port = header.lower().rpartition(":")
     return name if colon and port.isdecimal() else header.lower()
 
 
 def _from_elsewhere(environ: dict[str, Any]) -> bool:
-    """Whether a page of another origin made the browser send this. A browser says so in one of two headers."""
+    """Return whether a page of another origin made the browser send this, which one of two headers reports."""
     site, origin = environ.get("HTTP_SEC_FETCH_SITE"), environ.get("HTTP_ORIGIN")
     if site is not None:
         return site not in ("same-origin", "none")
@@ -159,12 +159,12 @@ def _moved(to: str) -> tuple[str, list[tuple[str, str]], bytes]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request; threads end with the process."""
+    """A server with a thread for each request. The threads end with the process."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes its connection early is no error."""
+        """Ignore a browser that closes its connection early."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -177,11 +177,11 @@ class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE_S
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged: they name keys."""
+        """Log no requests, because they name keys."""
 
 
 def make(host: str, port: int, application: Application) -> WSGIServer:
-    """A server that listens; call ``serve_forever``. Port 0 takes a free one. Raises: UnavailableError."""
+    """Return a listening server, ready for ``serve_forever``. Port 0 takes a free one. Raises: UnavailableError."""
     try:
         kind = _SixServer if ":" in host else _Server
         return make_server(host.strip("[]"), port, application, kind, _Handler)

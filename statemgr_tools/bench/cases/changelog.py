@@ -1,7 +1,7 @@
 """``restore-changelog``, ``adopt``, ``blob-vs-changelog``, ``commit-changelog``: compared with Kafka Streams and Quix.
 
-A restore is counted from the start of its process until the store can be read, for Kafka Streams and for us. Quix,
-which is slow, restores fewer records, and the start of its process is not counted: both in its favour.
+For Kafka Streams and statemgr, a restore counts from the start of its process until the store can be read. Quix, which
+is slow, restores fewer records, and the start of its process does not count. Both are in its favour.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def adopt(session: Session) -> Iterator[Line]:
 
 @case("blob-vs-changelog")
 def blob_vs_changelog(session: Session) -> Iterator[Line]:
-    """Opening a task from a snapshot on S3, compared with opening it from its changelog: the same 5 million records."""
+    """Opening a task from a snapshot on S3, compared with its changelog of the same 5 million records."""
     changelog = filled_changelog(session)
     state = state_of(session, changelog.count * records.RECORD_SIZE)
     backup = upload(session, state, s3=True)
@@ -97,7 +97,7 @@ def blob_vs_changelog(session: Session) -> Iterator[Line]:
 
 @case("commit-changelog")
 def commit_changelog(session: Session) -> Iterator[Line]:
-    """A million updates to a store and its changelog, a transaction for each 100,000, compared with Quix Streams."""
+    """A million updates to a store and its changelog, one transaction per 100,000, compared with Quix Streams."""
     count = session.count(_UPDATES, least=2000)
     each = max(count * _EACH // _UPDATES // 1000, 1) * 1000
 
@@ -125,7 +125,7 @@ def commit_changelog(session: Session) -> Iterator[Line]:
 
 
 def _restored(session: Session, config: JobConfig, changelog: FilledChangelog, held_bytes: int = 0) -> Sample:
-    """One restore on an empty machine, in a new process."""
+    """Restore once on an empty machine, in a new process."""
     with fresh_place(session, "elsewhere", held_bytes) as (place, held):
         found = in_fresh_process(
             "statemgr_tools.bench.kafka_operations:open_task",

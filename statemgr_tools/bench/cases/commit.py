@@ -1,8 +1,8 @@
 """``commit-s3`` and ``commit-idle``: single commits to an S3 server, compared with Samza's of the same files.
 
-Every commit is a snapshot (``1 commit``). The task is a long-lived owner, as in production; its time has the flush, the
-checkpoint directory, the transaction and the clean-up in it. Samza's has the diff, the upload and the clean-up of its
-harness, without its JVM's start.
+Every commit is a snapshot (``1 commit``). The task is a long-lived owner, as in production. Its time includes the
+flush, the checkpoint directory, the transaction and the clean-up. Samza's time includes the diff, the upload and the
+clean-up of its harness, without the start of its JVM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def commit_s3(session: Session) -> Iterator[Line]:
 
 @case("commit-idle")
 def commit_idle(session: Session) -> Iterator[Line]:
-    """A commit of 10,000 files of which none has changed, compared with Samza's."""
+    """A commit of 10,000 unchanged files, compared with Samza's."""
     state = many_files(session, session.count(_FILES, least=500))
     ours, samza = _beside_samza(session, state, lambda task, number: None, rounds=session.rounds)
     unit = f"s, {len(state.files):,} files, nothing changed"
@@ -66,7 +66,7 @@ def _beside_samza(
         samza = _samza_commit(session, config, task)
         if samza is not None:
             variants["Samza"] = samza
-        # always in this order: Samza's files are what the commit before it has left
+        # Always in this order, because Samza's files are those of the commit before it.
         found = interleaved(variants, rounds, session.report, rotate=False)
     shutil.rmtree(config.state_dir)
     return found["commit"], found.get("Samza")

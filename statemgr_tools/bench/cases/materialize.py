@@ -35,7 +35,7 @@ def materialize(session: Session) -> Iterator[Line]:
 
 
 def _materialized(session: Session, changelog: FilledChangelog) -> Sample:
-    """One build and upload on an empty machine, in a new process."""
+    """Build and upload once on an empty machine, in a new process."""
     s3 = session.servers.s3()
     with fresh_place(session, "materialized", 2 * changelog.count * RECORD_SIZE) as (place, held):
         config = changed(changelog.config, state__dir=str(place))

@@ -56,7 +56,7 @@ def open_job(session: Session) -> Iterator[Line]:
 
 
 def _records(config: JobConfig, tasks: int, count: int) -> Iterator[Sequence[Sent]]:
-    """The records of a job that commits all tasks at once to both backends and retains two checkpoints."""
+    """Yield the records of a job that commits all tasks at once to both backends and retains two checkpoints."""
     layout = Layout(1, tasks, "kafka-partition")
     before: dict[str, CheckpointRecord | None] = dict.fromkeys(map(task_name, range(tasks)))
     job_records: set[int] = set()

@@ -1,4 +1,4 @@
-"""``restore-partial``: all files but one are here already, and a new process takes over."""
+"""``restore-partial``: all files but one are already local, and a new process takes over."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from statemgr_tools.bench.result import Line, Target, compared
 from statemgr_tools.bench.session import GIBIBYTE, Session
 from statemgr_tools.bench.states import state_of
 
-#: Share of the time of a full restore that is allowed in addition to hashing the local files.
+#: The allowed share of the time of a full restore, in addition to hashing the local files.
 _SHARE_OF_FULL = 0.1
 
 
 @case("restore-partial")
 def restore_partial(session: Session) -> Iterator[Line]:
-    """1 GiB of which all files but one are on the machine: the bytes that a restore fetches, and its time."""
+    """1 GiB with all files but one on the machine: the bytes that a restore fetches, and its time."""
     state = state_of(session, session.bytes(GIBIBYTE))
     backup = backup_of(session, state, s3=True)
 
@@ -47,6 +47,6 @@ def restore_partial(session: Session) -> Iterator[Line]:
 
 
 def _smallest_table(directory: Path) -> Path:
-    """The restored file that is removed."""
+    """Return the restored file that is removed."""
     tables = [path for path in directory.rglob("*.sst") if "committed" in path.parts]
     return min(tables, key=lambda path: path.stat().st_size)

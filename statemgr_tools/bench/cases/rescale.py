@@ -1,4 +1,4 @@
-"""``rescale``: another number of tasks, as ``statemgr rescale`` makes it."""
+"""``rescale``: a job gets another number of tasks with ``statemgr rescale``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rescale(session: Session) -> Iterator[Line]:
     peaks: list[int] = []
 
     def to(tasks: int) -> Sample:
-        # the old and the new stores, and the tables between them, are on the disk at a time
+        # the old and new stores, and the tables between them, are on the disk at the same time
         with fresh_place(session, "rescaled", 3 * state.bytes) as (place, held):
             found = in_fresh_process(
                 "statemgr_tools.bench.rescale_operations:rescale_job",

@@ -1,7 +1,7 @@
-"""``restore-file``, ``restore-s3`` and ``backup-s3``: whole states, compared with plain code.
+"""``restore-file``, ``restore-s3`` and ``backup-s3``: complete states, compared with plain code.
 
-Every measurement is a process of its own, with memory at hand. A restore ends with the first read of a verified store
-in place; plain code only moves bytes. Neither waits for the disk.
+Every measurement runs in its own process, with memory available. A restore ends with the first read of a verified store
+in place. Plain code only moves bytes. Neither waits for the disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statemgr_tools.bench.states import State, state_of
 _NEARLY = Target("at least", 0.9)
 _COPY = Target("at least", 0.8)
 _TWICE = Target("at least", 2)
-#: Where the files are that plain GETs get.
+#: The directory for the files of plain GETs.
 _PLAIN = "plain-get"
 
 
@@ -95,7 +95,7 @@ def backup_s3(session: Session) -> Iterator[Line]:
 
 
 def restored(session: Session, backup: Backup) -> dict[str, float]:
-    """One restore on an empty machine, in a new process."""
+    """Restore once on an empty machine, in a new process."""
     with fresh_place(session, "restored", backup.state.bytes) as (place, held):
         found = in_fresh_process("statemgr_tools.bench.operations:restore", **backup.arguments(place), held=str(held))
     assert found["factory"] == "blob-store", found
@@ -103,7 +103,7 @@ def restored(session: Session, backup: Backup) -> dict[str, float]:
 
 
 def _plain(session: Session, state: State, function: str, **arguments: Any) -> float:
-    """Plain code that makes the state's files in a directory, in a new process. Returns seconds."""
+    """Run plain code that makes the state's files in a directory, in a new process. Returns seconds."""
     with fresh_place(session, "plain", state.bytes) as (place, held):
         found = in_fresh_process(function, **arguments, target=str(place / "files"), held=str(held))
     return float(found["seconds"])
@@ -130,7 +130,7 @@ def _samza_restore(session: Session, state: State) -> Variant | None:
 def _speeds(
     name: str, state: State, ours: Series, reference: str, other: Series | None, target: Target | None = None
 ) -> Line:
-    """Megabytes a second of both."""
+    """Return the megabytes per second of both."""
     size = state.bytes / 1e6
     theirs = size / other.median() if other is not None else None
     return compared(name, size / ours.median(), "MB/s", reference, theirs, target)

@@ -27,13 +27,13 @@ from statemgr_tools.bench.seed import STORE
 from statemgr_tools.bench.session import Session
 
 _TASKS = _RETAINED = 100
-#: Bytes of a task's state, and of the changes of its second commit: a segment that the record does not hold.
+#: Bytes of a task's state, and of the changes of its second commit, whose segment the record does not hold.
 _STATE, _CHANGES = 100_000, 10_000
 
 
 @case("rollback")
 def rollback(session: Session) -> Iterator[Line]:
-    """Any retained checkpoint of all tasks, from the start of the command to its end."""
+    """A rollback of all tasks to any retained checkpoint, from the start of the command to its end."""
     tasks, retained = session.count(_TASKS, least=4), session.count(_RETAINED, least=4)
     config = session.job(
         "rollback", s3=True, job__tasks=tasks, task__backup__factories="blob-store", task__checkpoint__retained=retained
@@ -52,7 +52,7 @@ def rollback(session: Session) -> Iterator[Line]:
 
 
 def _commit(config: JobConfig) -> None:
-    """Two micro-batches of all tasks, as Spark commits them: a snapshot, and a segment of changes after it."""
+    """Commit two micro-batches of all tasks as Spark does: a snapshot, then a segment of changes."""
     data = random.Random(2)
     with StateManager(config, "spark-hash(string)") as driver:
         epoch = driver.acquire()
@@ -67,7 +67,7 @@ def _commit(config: JobConfig) -> None:
 
 
 def _retain(config: JobConfig, retained: int) -> list[str]:
-    """Publish more checkpoints of the same state past the flows. Returns: the IDs of all that are retained."""
+    """Publish more checkpoints of the same state without the flows. Returns: the IDs of all retained checkpoints."""
     with JobReader(config) as reader:
         records: dict[str, CheckpointRecord] = dict(reader.records())
     layout, job_records = next(iter(records.values())).layout, {1, 2}
@@ -88,7 +88,7 @@ def _retain(config: JobConfig, retained: int) -> list[str]:
 
 
 def _roll_back(file: Path, checkpoint_id: str) -> float:
-    """Seconds of the command. Raises: MeasurementFailed."""
+    """Return the seconds of the command. Raises: MeasurementFailed."""
     command = [sys.executable, "-m", "statemgr", "checkpoints", "rollback", "--config", str(file)]
     clock = SystemClock()
     started = clock.monotonic()

@@ -1,8 +1,8 @@
-"""``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests``: what a commit of changes costs;
-and ``restore-segments``: what a restore costs then.
+"""``commit-vs-state``, ``commit-bytes``, ``commit-bytes-200``, ``commit-requests`` and ``restore-segments``.
 
-Commits are segments of changes (with snapshots between them if the case says so), the store is an S3 server, the task a
-long-lived owner. Bytes are those of the bodies of PUTs; the pause is the time for which a commit keeps the task.
+The first four measure the cost of a commit of changes, the last one the cost of a restore from such commits. Commits
+are segments of changes (with snapshots between them if the case says so), the store is an S3 server, the task a
+long-lived owner. Bytes are those of the bodies of PUTs. The pause is the time for which a commit blocks the task.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from statemgr_tools.bench.states import State, state_of
 _UPDATES = 10_000
 _FEW_UPDATES = 10
 _SMALL = 64 * MEBIBYTE
-#: Commits that a 99th percentile is taken of.
+#: Number of commits from which a 99th percentile is taken.
 _COMMITS = 120
 _WARM_UP = 3
-#: Commits that the default lets follow a snapshot.
+#: Number of commits that may follow a snapshot by default.
 _SEGMENTS = 50
 
 
@@ -55,7 +55,7 @@ def commit_vs_state(session: Session) -> Iterator[Line]:
 
 @case("commit-bytes")
 def commit_bytes(session: Session) -> Iterator[Line]:
-    """Bytes that a commit of 10,000 updates uploads, compared with those of the changed keys and values."""
+    """The uploaded bytes of a commit of 10,000 updates, compared with the bytes of the changed keys and values."""
     found = _of_sizes(session)["large"]
     changed = session.count(_UPDATES) * records.RECORD_SIZE / 1e6
     ours = found.median("bytes") / 1e6
@@ -80,7 +80,7 @@ def commit_bytes_200(session: Session) -> Iterator[Line]:
 
 @case("commit-requests")
 def commit_requests(session: Session) -> Iterator[Line]:
-    """Requests of a commit of 10 updates: PUTs and LISTs, of both kinds."""
+    """The PUTs and LISTs of a commit of 10 updates, for both kinds of commit."""
     for kind in (SEGMENTS, SNAPSHOTS):
         with _task(session, kind, _SMALL) as (task, state), counted() as sent:
 
@@ -118,7 +118,7 @@ def restore_segments(session: Session) -> Iterator[Line]:
 
 
 def _of_sizes(session: Session) -> dict[str, Series]:
-    """Commits of 10,000 updates on 1 GiB and on 64 MiB, in turn; measured once a run."""
+    """Commits of 10,000 updates on 1 GiB and on 64 MiB, in turn, measured once per run."""
     return session.shared("commits of sizes", lambda: _measure_sizes(session))
 
 
@@ -138,7 +138,7 @@ def _measure_sizes(session: Session) -> dict[str, Series]:
 
 @contextmanager
 def _task(session: Session, kind: str, size: int) -> Iterator[tuple[Task, State]]:
-    """A task of its own job that starts from a state of this size."""
+    """Return a task of its own job that starts from a state of this size."""
     state = state_of(session, session.bytes(size))
     config = session.job(kind, s3=True, overrides=to_blobs(kind))
     with task_at(config, state) as task:
@@ -159,6 +159,6 @@ def _commit(session: Session, task: Task, state: State, sent: Requests, number: 
 
 
 def _update(session: Session, task: Task, state: State, number: int, updates: int = _UPDATES) -> None:
-    """Applied at once: a list this long is a write batch of its own."""
+    """Write the updates. They are applied at once, because a list this long is its own write batch."""
     pairs = records.updates(session.count(updates, least=_FEW_UPDATES), of=state.records, seed=number + 1000)
     task.store(STORE).put_many(pairs)

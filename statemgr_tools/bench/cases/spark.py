@@ -1,4 +1,4 @@
-"""``spark-…``: batches of a stateful query next to Spark's own state engine, on the same input in one run."""
+"""``spark-…``: batches of a stateful query compared with Spark's own state engine, on the same input in one run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROCESSOR_KEYS = 100_000
 _BATCHES = 30
 _LONG = 200
 _ENDS = 20
-#: As many customers as the online-retail data has, whose batches the case is shaped like.
+#: The number of customers in the online-retail data, whose batches the case imitates.
 _FEW_KEYS = 4_070
 _MANY_ROWS = 50_000
 _MANY_TASKS, _MANY_PARTITIONS, _SLOTS = 200, 1_000, 4
@@ -40,7 +40,7 @@ Times = dict[str, list[float]]
 
 @case("spark-vectorised")
 def spark_vectorised(session: Session) -> Iterator[Line]:
-    """Running totals of few keys with many rows a batch, with Spark's aggregation as the reference."""
+    """Running totals of few keys with many rows per batch, with Spark's aggregation as the reference."""
     rows, keys = session.count(_MANY_ROWS), session.count(_FEW_KEYS)
     times = _times(session, "aggregate", keys=keys, rows=rows, batches=_batches(session), engines=_ENGINES)
     yield from _against_spark(
@@ -86,7 +86,7 @@ def spark_200(session: Session) -> Iterator[Line]:
 
 @case("spark-restart")
 def spark_restart(session: Session) -> Iterator[Line]:
-    """From the start of a query with an empty disk to the end of its first batch."""
+    """The time from the start of a query with an empty disk to the end of its first batch."""
     keys, rows = session.count(_KEYS), session.count(_ROWS)
     session.report(f"restart, {keys:,} keys, {session.rounds} rounds of {' and '.join(_ENGINES)}")
     config = _job(session, _TASKS, s3=True)
@@ -102,7 +102,7 @@ def spark_restart(session: Session) -> Iterator[Line]:
 
 @case("spark-affinity")
 def spark_affinity(session: Session) -> Iterator[Line]:
-    """What executors with disks of their own fetch in a batch."""
+    """The bytes that executors with their own disks fetch in a batch."""
     keys, rows = session.count(_KEYS), session.count(_ROWS)
     session.report(f"{_EXECUTORS} executors, {keys:,} keys, {_batches(session)} batches")
     disks = {"state.dir": "${env:SPARK_EXECUTOR_DIRS}/state"}
@@ -120,7 +120,7 @@ def spark_affinity(session: Session) -> Iterator[Line]:
 
 @case("spark-many")
 def spark_many(session: Session) -> Iterator[Line]:
-    """The share of a batch that is spent in statemgr outside of the process function."""
+    """The share of a batch that statemgr spends outside of the process function."""
     tasks, partitions = session.count(_MANY_TASKS, least=4), session.count(_MANY_PARTITIONS, least=8)
     session.report(f"{tasks} tasks, {partitions} partitions")
     config = _job(session, tasks)
@@ -161,7 +161,7 @@ def _batches(session: Session) -> int:
 def _times(
     session: Session, api: str, *, keys: int, batches: int, engines: Sequence[str], rows: int | None = None
 ) -> Times:
-    """Engine → seconds of its warm batches."""
+    """Return engine → seconds of its warm batches."""
     session.report(f"{api}, {keys:,} keys, {batches} batches of {' and '.join(engines)}")
     config = _job(session, _TASKS, totals=api == "aggregate")
     found: dict[str, Any] = in_fresh_process(

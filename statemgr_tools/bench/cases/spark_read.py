@@ -35,7 +35,7 @@ Columns = Callable[[Sequence[Pair]], list[pa.Array]]
 
 @case("spark-read")
 def spark_read(session: Session) -> Iterator[Line]:
-    """Rows a second on one core: the items of a store of bytes, and a value and a map of a processor."""
+    """Rows per second on one core: the items of a store of bytes, and a value and a map of a processor."""
     count = session.count(_ROWS, least=5000)
     config = session.job("read", kafka=False, task__backup__factories="blob-store")
     value, by_page = Variable("v", VALUE, (_VALUE,)), Variable("v", MAP, (_VALUE,), _PAGE)

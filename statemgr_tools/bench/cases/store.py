@@ -78,7 +78,7 @@ def _through_store(session: Session, pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def _raw(directory: Path, pairs: Sequence[Pair]) -> dict[str, float]:
-    """The same options, and no write-ahead log either."""
+    """Open raw rocksdict with the same options, also without a write-ahead log."""
     options = rocksdb_options.without_wal()
     database = Rdict(str(directory), rocksdb_options.normal({}, create=True))
     database.set_write_options(options)
@@ -114,7 +114,7 @@ def _raw(directory: Path, pairs: Sequence[Pair]) -> dict[str, float]:
 def _timed(
     many: int, single: int, put_all: Action, get_all: Action, put_each: Action, get_each: Action
 ) -> dict[str, float]:
-    """Microseconds a record, in the order: fill, read, overwrite one by one, read one by one."""
+    """Return microseconds per record, in the order: fill, read, overwrite one by one, read one by one."""
     return {
         "batch put": seconds(put_all) / many * 1e6,
         "batch get": seconds(get_all) / many * 1e6,

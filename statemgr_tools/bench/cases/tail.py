@@ -1,8 +1,8 @@
-"""``commit-tail``: 100 writers commit at once to a store with a long tail, with hedged uploads and without.
+"""``commit-tail``: 100 writers commit at once to a store with a long tail, with and without hedged uploads.
 
-The store is memory behind latencies that are drawn from a seeded distribution; time runs :data:`_FASTER` times faster,
-so that enough rounds fit for a 99.9th percentile. Everything is what a commit uses: the hedger with its defaults, a
-blob name of its own for each attempt, losers deleted.
+The store is memory behind random latencies from a seeded distribution. Time runs :data:`_FASTER` times faster,
+so that enough rounds fit for a 99.9th percentile. Everything else is as in a commit: the hedger with its defaults, a
+separate blob name for each attempt, losers deleted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ROUNDS = 400
 _WARM_UP = 3
 _FASTER = 4
 _LEAST_DELAY_S = 0.05
-#: Attempts that run at a time: all writers, and what is hedged.
+#: Maximum number of attempts at the same time: all writers, and the hedged ones.
 _THREADS = 3 * _WRITERS
 _SEGMENT = bytes(1000)
 
 
 @case("commit-tail")
 def commit_tail(session: Session) -> Iterator[Line]:
-    """Time until all of 100 writers' commits are durable, and what hedging costs in requests."""
+    """The time until the commits of all 100 writers are durable, and the cost of hedging in requests."""
     rounds = session.count(_ROUNDS, least=20)
     store = SlowStore(FLIP_158, _FASTER)
     hedger = Hedger(SystemClock(), Threads(), threads=_THREADS, least_delay=_LEAST_DELAY_S / _FASTER)
@@ -44,7 +44,7 @@ def commit_tail(session: Session) -> Iterator[Line]:
         for number in range(-_WARM_UP, rounds):
             if number % 100 == 0:
                 session.report(f"commit-tail, round {number + 1} of {rounds}")
-            # both at once: they only wait, and what disturbs one disturbs the other
+            # both at once: they only wait, and a disturbance of one also affects the other
             running = [sides.submit(_round, writers, store, number, side) for side in (None, hedger)]
             times = [future.result() for future in running]
             if number >= 0:
@@ -62,7 +62,7 @@ def commit_tail(session: Session) -> Iterator[Line]:
 
 
 class SlowStore:
-    """A blob store in memory whose writes take as long as drawn, ``faster`` times less."""
+    """An in-memory blob store whose writes take a random time, divided by ``faster``."""
 
     def __init__(self, latencies: Latencies, faster: float) -> None:
         self.blobs = MemoryBlobStore(SystemClock(), "bench-tail")
@@ -71,7 +71,7 @@ class SlowStore:
         self._clock = SystemClock()
 
     def put(self, name: str, attempt: int) -> str:
-        """Write a blob; the latency follows from its name without the side, so that both meet the same ones."""
+        """Write a blob. The latency follows from its name without the side, so both sides meet the same latencies."""
         blob_id = f"{name}-{attempt}"
         drawn = random.Random(blob_id.partition("/")[2])
         self._clock.sleep(self._latencies.sample(drawn) / self._faster)
@@ -80,7 +80,7 @@ class SlowStore:
 
 
 def _round(writers: ThreadPoolExecutor, store: SlowStore, number: int, hedger: Hedger | None) -> float:
-    """All writers begin together; how long until the last is durable."""
+    """Start all writers together, and return the time until the last one is durable."""
     gate = threading.Barrier(_WRITERS + 1)
     written: list[str] = []
 

@@ -1,4 +1,4 @@
-"""``verify``: the content hash of a changelog and of blobs, as ``statemgr migrate verify`` makes it."""
+"""``verify``: the content hash of a changelog and of blobs, as ``statemgr migrate verify`` computes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statemgr_tools.bench.session import Session, changed
 from statemgr_tools.bench.states import state_of
 
 _UNIT = "records/s"
-#: Messages that statemgr consumes together. More of them at a time cost more, since they leave the processor's caches.
+#: Number of messages that statemgr consumes at once. More cost more, because they exceed the processor's caches.
 _SMALL_BATCH = 500
 
 

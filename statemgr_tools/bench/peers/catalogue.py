@@ -1,7 +1,7 @@
-"""The peers: their harnesses are built in the work directory when they are first needed.
+"""The peers. Their harnesses are built in the work directory when they are first needed.
 
-``--peers DIR`` names a directory with ``samza/`` and ``kafka/`` (their READMEs say what they are); what is in it is
-copied and built, never changed. Without it, or where something does not build, what needs it has no reference.
+``--peers DIR`` names a directory with ``samza/`` and ``kafka/`` (their READMEs describe them). Its files are copied and
+built, never changed. Without it, or if a build fails, the cases that need it have no reference.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Peers:
     """The known peers.
 
     Args:
-        source: the directory that ``--peers`` names, None without.
-        target: where they are built; kept from run to run.
-        report: told what is being built.
+        source: the directory in ``--peers``, or None.
+        target: the directory for the builds, which stays between runs.
+        report: called with the name of the peer that is being built.
     """
 
     def __init__(self, source: Path | None, target: Path, report: Report) -> None:
@@ -35,20 +35,20 @@ class Peers:
         self._failed: dict[str, str] = {}
 
     def samza(self) -> Samza | None:
-        """Samza's blob-store backup and restore, or None."""
+        """Return Samza's blob-store backup and restore, or None."""
         return self._peer("samza", Samza)
 
     def streams(self) -> KafkaStreams | None:
-        """Kafka Streams' restore of a changelog, or None."""
+        """Return Kafka Streams' restore of a changelog, or None."""
         return self._peer("kafka", KafkaStreams)
 
     def quix(self) -> Quix | None:
-        """Quix Streams' restore of a changelog and its commits, or None."""
+        """Return Quix Streams' restore of a changelog and its commits, or None."""
         return self._peer("kafka", Quix)
 
     @property
     def notes(self) -> Sequence[str]:
-        """Errors of peers that could not be built."""
+        """Return the errors of peers that could not be built."""
         return list(self._failed.values())
 
     def _peer(self, folder: str, kind: type[P]) -> P | None:

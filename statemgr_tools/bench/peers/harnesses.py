@@ -16,7 +16,7 @@ from statemgr_tools.bench.peers.peer import Peer
 
 _QUIX = "quixstreams==3.28.1"
 _CHECKED_KEYS = 20_000
-#: The number of threads of statemgr; Samza's own default for one task is two.
+#: The number of statemgr's threads. Samza's own default for one task is two.
 _THREADS = 8
 
 
@@ -33,7 +33,7 @@ class KafkaStreams(Peer):
         self.step(javac, "-cp", f"{libraries}/*", "-d", "classes", "ks/RestoreBench.java")
 
     def restore(self, broker: str, app: str, source: str, count: int, work: Path) -> dict[str, Any]:
-        """One restore in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
+        """Restore once in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
         keys = work / f"keys-{count}.txt"
         if not keys.exists():
             step = max(count // _CHECKED_KEYS, 1)
@@ -66,12 +66,12 @@ class Quix(Peer):
         self.measure([self._python, "load.py", topic, "quix"], environment)
 
     def restore(self, broker: str, topic: str, count: int, work: Path) -> dict[str, Any]:
-        """One restore in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
+        """Restore once in a new process: ``s`` from its start until the store can be read, ``rec_s``."""
         environment = _environment(broker, work) | {"BENCH_N": str(count), "BENCH_QUIX_TOPIC": topic}
         return self.measure([self._python, "quix_restore.py"], environment)
 
     def commits(self, broker: str, count: int, each: int, work: Path) -> dict[str, Any]:
-        """Updates to a store and a topic, a transaction for ``each`` so many: ``s`` and ``rec_s``."""
+        """Make updates to a store and a topic, one transaction per ``each`` updates: ``s`` and ``rec_s``."""
         environment = _environment(broker, work) | {"BENCH_WN": str(count), "BENCH_CP": str(each)}
         return self.measure([self._python, "write_side.py", "quixtx"], environment)
 
@@ -93,7 +93,7 @@ class Samza(Peer):
             (self.directory / "classes" / resource.name).write_bytes(resource.read_bytes())
 
     def on(self, s3: S3Address, bucket: str) -> SamzaRun:
-        """Use it with its own bucket, which is emptied."""
+        """Return a harness with its own bucket, which is emptied first."""
         run = SamzaRun(self, s3, bucket)
         run.call("wipe")
         return run
@@ -127,5 +127,5 @@ class SamzaRun:
 
 
 def requests(printed: dict[str, Any]) -> int:
-    """The number of requests of an operation, including those for tags and deletes."""
+    """Return the number of requests of an operation, including those for tags and deletes."""
     return sum(int(printed[kind]) for kind in ("puts", "gets", "deletes", "removeTTL"))

@@ -1,4 +1,4 @@
-"""A peer's harness: where it is, whether it is built, and how its programs are run. Starts processes."""
+"""A peer's harness: its place, its build, and the way to run its programs. Starts processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from statemgr.errors import StatemgrError
 
 _BUILD_DEADLINE_S = 900
 _RUN_DEADLINE_S = 600
-#: The files of a state are private. Samza compares the modes of what it restored with theirs, but sets none.
+#: The files of a state are private. Samza compares the modes of restored files with theirs, but sets none.
 _PRIVATE = 0o077
 
 
 class PeerFailed(StatemgrError):
-    """A peer's harness did not build or run. The message has the end of its output."""
+    """A peer's harness did not build or run. The message contains the end of its output."""
 
 
 class Peer:
-    """A harness that is copied from ``source`` to ``directory``, and built there."""
+    """A harness that is copied from ``source`` to ``directory`` and built there."""
 
     def __init__(self, directory: Path, source: Path) -> None:
         self.directory = directory
@@ -30,21 +30,21 @@ class Peer:
 
     @property
     def built(self) -> bool:
-        """Whether it exists already, and is as new as its source."""
+        """Whether the build exists and is as new as its source."""
         mark = self.directory / ".built"
         newest = max((path.stat().st_mtime for path in self.source.rglob("*") if path.is_file()), default=0.0)
         return mark.exists() and mark.stat().st_mtime >= newest
 
     def build(self) -> None:
-        """Fetch and compile what it needs. Raises: PeerFailed."""
+        """Fetch and compile everything that the harness needs. Raises: PeerFailed."""
         raise NotImplementedError
 
     def step(self, *command: str | Path) -> None:
-        """One step of a build, in the harness's directory."""
+        """Run one step of a build in the harness's directory."""
         self.run(command, {}, _BUILD_DEADLINE_S)
 
     def measure(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> dict[str, Any]:
-        """Run a program of it. Returns its last line of JSON. Raises: PeerFailed."""
+        """Run a program of the harness. Returns its last line of JSON. Raises: PeerFailed."""
         output = self.run(command, environment)
         lines = [line for line in output.splitlines() if line.startswith("{")]
         if not lines:
@@ -55,7 +55,7 @@ class Peer:
     def run(
         self, command: Sequence[str | Path], environment: Mapping[str, str], deadline_s: float = _RUN_DEADLINE_S
     ) -> str:
-        """Run a program in the harness's directory. Returns what it printed. Raises: PeerFailed."""
+        """Run a program in the harness's directory. Returns its output. Raises: PeerFailed."""
         texts = [str(part) for part in command]
         try:
             run = subprocess.run(
