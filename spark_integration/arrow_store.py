@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_integration.avro_rows import avro_rows
+from spark_integration.reading import columns
 from spark_integration.reading.bulk import Unsupported
-from spark_integration.reading.columns import Column, arrow_type, key_column, value_column
 from statemgr import Store
 from statemgr.errors import InvalidError
 from statemgr.serdes.avro import header_of
 
+#: A column, as a record batch or a table has it.
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 #: What :meth:`ArrowStore.merge` can do with a column → Arrow's aggregation of the rows of a key.
 FUNCTIONS = {"sum": "sum", "count": "count", "min": "min", "max": "max", "set": "distinct"}
 _SIGN = np.uint64(1 << 63)
@@ -36,16 +38,16 @@ class ArrowStore:
     def __init__(self, store: Store[Any, Any]) -> None:
         self._store = store.raw
         self._config = store.config
-        self._keys = key_column(store.config)
-        self._values = value_column(store.config)
-        self.key_type: pa.DataType = arrow_type(self._keys.kind)
-        self.value_type: pa.DataType = arrow_type(self._values.kind)
+        self._keys = columns.key_column(store.config)
+        self._values = columns.value_column(store.config)
+        self.key_type: pa.DataType = columns.arrow_type(self._keys.kind)
+        self.value_type: pa.DataType = columns.arrow_type(self._values.kind)
 
-    def get_many(self, keys: pa.Array) -> pa.Array:
+    def get_many(self, keys: Column) -> pa.Array:
         """The values of many keys, in their order; null for an absent key. Raises: InvalidError, LocalStateLost."""
         return self._values.decode(self._store.get_many(self._key_bytes(keys)))
 
-    def put_many(self, keys: pa.Array, values: pa.Array | pa.RecordBatch) -> None:
+    def put_many(self, keys: Column, values: Column | pa.RecordBatch) -> None:
         """Set many keys, all or none of them. Of a key that is there twice, the last value counts.
 
         Args:
@@ -57,9 +59,9 @@ class ArrowStore:
             values = values.to_struct_array()
         if len(values) != len(keys):
             raise self._wrong(f"there are {len(keys)} keys and {len(values)} values")
-        self._store.put_many(list(zip(self._key_bytes(keys), self._value_bytes(values), strict=True)))
+        self._store.put_many(list(zip(self._key_bytes(keys), self._value_bytes(_one(values)), strict=True)))
 
-    def delete_many(self, keys: pa.Array) -> None:
+    def delete_many(self, keys: Column) -> None:
         """Remove many keys, all or none of them. An absent key is no error."""
         self._store.delete_many(self._key_bytes(keys))
 
@@ -115,8 +117,8 @@ class ArrowStore:
         if key not in rows.schema.names:
             raise self._wrong(f"the rows have no column {key!r}")
 
-    def _key_bytes(self, keys: pa.Array) -> list[bytes]:
-        return self._bytes(keys, self._keys, self.key_type, "key")
+    def _key_bytes(self, keys: Column) -> list[bytes]:
+        return self._bytes(_one(keys), self._keys, self.key_type, "key")
 
     def _value_bytes(self, values: pa.Array) -> list[bytes]:
         if self._config.value_serde != "avro":
@@ -131,7 +133,7 @@ class ArrowStore:
         except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise self._wrong(f"a value does not fit its Avro schema: {error}") from error
 
-    def _bytes(self, array: pa.Array, column: Column, arrow: pa.DataType, what: str) -> list[bytes]:
+    def _bytes(self, array: pa.Array, column: columns.Column, arrow: pa.DataType, what: str) -> list[bytes]:
         if array.null_count:
             raise self._wrong(f"a {what} is null", hint="replace it, for example with fill_null")
         name = self._config.key_serde if what == "key" else self._config.value_serde
@@ -151,11 +153,11 @@ class ArrowStore:
         return InvalidError(problem, hint=hint, store=self._config.name, **where)
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _one(column: Column) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
     found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):  # without rows
-        return pa.array([], column.type)
-    return found
+    return pa.array([], column.type) if isinstance(found, pa.ChunkedArray) else found
 
 
 def _sum(before: pa.Array, new: pa.Array) -> pa.Array:

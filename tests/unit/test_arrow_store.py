@@ -7,39 +7,18 @@ import math
 import random
 import tomllib
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_integration import ArrowStore
-from spark_integration.avro_rows import avro_rows
-from spark_integration.reading.columns import arrow_type, avro_type
 from statemgr.errors import InvalidError
-from statemgr.serdes import avro_serde
-from statemgr.serdes.avro import header_of
 from tests.docs.blocks import blocks, run
 from tests.open_stores import CommittedStore
 
-LONG, TEXT = (-(2**63), 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
-TYPES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
-    "int": ("int", st.integers(-(2**31), 2**31 - 1)),
-    "long": ("long", st.integers(*LONG)),
-    "float": ("float", st.floats(width=32, allow_nan=False)),
-    "double": ("double", st.floats(allow_nan=False)),
-    "boolean": ("boolean", st.booleans()),
-    "string": ("string", TEXT),
-    "bytes": ("bytes", st.binary(max_size=300)),
-    "day": ({"type": "int", "logicalType": "date"}, st.dates(date(1000, 1, 1), date(3000, 1, 1))),
-    "time": (
-        {"type": "long", "logicalType": "timestamp-micros"},
-        st.datetimes(datetime(1000, 1, 1), datetime(3000, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
-    ),
-}
 TOTALS = {
     "type": "record",
     "name": "totals",
@@ -69,40 +48,6 @@ def totals(tmp_path: Path) -> Iterator[CommittedStore]:
     made = store(tmp_path, TOTALS)
     yield made
     made.opened.close()
-
-
-@st.composite
-def records(draw: st.DrawFn) -> tuple[Any, list[dict[str, Any]]]:
-    """A flat record's schema and some values. Fields may be nullable, with null first or last, or nested."""
-    names = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=5))
-    fields, values = [], dict[str, st.SearchStrategy[Any]]()
-    for number, name in enumerate(names):
-        kind, strategy = TYPES[name]
-        null = draw(st.sampled_from(["never", "first", "last"]))
-        fields.append(
-            {"name": f"f{number}", "type": {"never": kind, "first": ["null", kind], "last": [kind, "null"]}[null]}
-        )
-        values[f"f{number}"] = strategy if null == "never" else st.none() | strategy
-    strategy = st.fixed_dictionaries(values)
-    if draw(st.booleans()):
-        inner = {"type": "record", "name": "inner", "fields": fields}
-        fields = [{"name": "i", "type": ["null", inner]}]
-        strategy = st.fixed_dictionaries({"i": st.none() | strategy})
-    return {"type": "record", "name": "r", "fields": fields}, draw(st.lists(strategy, max_size=20))
-
-
-@given(records())
-def test_bulk_encoding_gives_the_bytes_of_the_serde(record: tuple[Any, list[dict[str, Any]]]) -> None:
-    """Every flat type, with and without null, as a field of a record and of a record in a record."""
-    schema, values = record
-    kind = avro_type(schema)
-    assert kind is not None
-    column = pa.array(values, arrow_type(kind))
-    serialize = avro_serde([json.dumps(schema)]).serialize
-    expected = [serialize(value) for value in column.to_pylist()]
-    assert avro_rows(schema, column, header_of(schema)) == expected
-    some = pa.concat_arrays([column, column]).slice(len(column) // 2)
-    assert avro_rows(schema, some, header_of(schema)) == (expected * 2)[len(column) // 2 :]
 
 
 @pytest.mark.parametrize("serde", ["bytes", "string", "integer", "json", "avro"])
@@ -246,6 +191,23 @@ def test_times_and_records_of_batches_are_values(tmp_path: Path) -> None:
     assert made.store.get("a") == {"at": at, "day": at.date()}
     assert made.store.get("b") == {"at": None, "day": at.date()}
     assert ArrowStore(made.store).get_many(pa.array(["a"]))[0]["at"].as_py() == at + timedelta(0)
+    made.opened.close()
+
+
+def test_columns_of_tables_and_other_texts_are_keys(tmp_path: Path) -> None:
+    """Chunked columns, with chunks, with one and without; large and dictionary-encoded text."""
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]})
+    arrow = ArrowStore(made.store)
+    table = pa.table(
+        {"k": pa.chunked_array([["a"], ["b", "c"]]), "v": pa.chunked_array([[{"n": 1}, {"n": 2}], [{"n": 3}]])}
+    )
+    arrow.put_many(table["k"], table["v"])
+    for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        assert arrow.get_many(pa.array(["c", "a"]).cast(kind)).to_pylist() == [{"n": 3}, {"n": 1}]
+    arrow.put_many(table["k"][:0], table["v"][:0])
+    assert arrow.get_many(pa.chunked_array([], pa.string())).to_pylist() == []
+    arrow.delete_many(table["k"][1:])
+    assert dict(made.store.range()) == {"a": {"n": 1}}
     made.opened.close()
 
 
