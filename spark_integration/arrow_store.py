@@ -40,6 +40,8 @@ class ArrowStore:
         self._config = store.config
         self._keys = columns.key_column(store.config)
         self._values = columns.value_column(store.config)
+        self._schema = json.loads(store.config.avro_schemas()[-1]) if store.config.value_serde == "avro" else None
+        self._header = header_of(self._schema) if self._schema is not None else b""
         self.key_type: pa.DataType = columns.arrow_type(self._keys.kind)
         self.value_type: pa.DataType = columns.arrow_type(self._values.kind)
 
@@ -121,13 +123,12 @@ class ArrowStore:
         return self._bytes(_one(keys), self._keys, self.key_type, "key")
 
     def _value_bytes(self, values: pa.Array) -> list[bytes]:
-        if self._config.value_serde != "avro":
+        if self._schema is None:
             return self._bytes(values, self._values, self.value_type, "value")
-        schema = json.loads(self._config.avro_schemas()[-1])
         if values.null_count:
             raise self._wrong("a value is null", hint="delete_many removes keys")
         try:
-            return avro_rows(schema, values, header_of(schema))
+            return avro_rows(self._schema, values, self._header)
         except Unsupported:
             return [self._values.serialize(value) for value in values.to_pylist()]
         except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

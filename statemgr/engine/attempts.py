@@ -229,11 +229,14 @@ class Attempt:
     def _leave_copies(self) -> None:
         others = tuple(self._host.attempts)
         for name, part in self._frozen.items():
-            opened, base = self._open[name], self._open[name].state_id
+            opened = self._open[name]
             # this attempt may not be the one that is published, so the state that it began with stays
-            kept = {*self._compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in others)}
+            began = () if opened.state_id is None else (opened.state_id,)
             opened.acknowledged(part, part.state_id)
-            opened.leave_copy(also_keep=kept if base is None else kept | {base})
+            opened.leave_copy()
+            opened.directories.keep_only(
+                {part.state_id, *began, *self._compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in others)}
+            )
         self._host.compactions.start({self._open[name]: part.state_id for name, part in self._frozen.items()})
 
     def __enter__(self) -> Attempt:

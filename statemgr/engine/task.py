@@ -340,7 +340,8 @@ class Task:
         """Leave copies, so that the next start on this machine replays nothing. They are a cache: errors are logged."""
         for name, store in self._stores.items():
             try:
-                store.leave_copy()
+                if store.leave_copy():
+                    store.tidy()
             except (StatemgrError, OSError) as error:
                 log.warning("%s: no local copy of %s was kept: %s", self.name, name, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,24 +259,24 @@ class OpenStore:
         with self._tidying:
             self.directories.keep_only(self.copies)
 
-    def leave_copy(self, also_keep: Collection[str] = ()) -> None:
+    def leave_copy(self) -> bool:
         """Before closing: make a local copy of the acknowledged state, so that the next start on this machine is fast.
 
-        ``also_keep``: state IDs of other local copies to keep.
+        Returns: whether it was needed.
         """
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
-            return
+            return False
         if self.lost is not None:
-            return
+            return False
         self.identity.announce(Phase.LOCAL_COPY)
         self.local.flush()
         staging = self._staged(self.local.checkpoint)
         try:
             self.adopt(self.finished(staging), self.state_id, self._as_of)
-            self.copies = [*also_keep, self.state_id]
-            self.tidy()
+            self.copies = [self.state_id]
         finally:
             self.directories.discard(staging)
+        return True
 
     def acknowledged(self, frozen: FrozenStore, state_id: str) -> None:
         """Continue from ``frozen``, which was published as ``state_id``."""

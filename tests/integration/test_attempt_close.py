@@ -16,17 +16,17 @@ from statemgr.flows.open_store import OpenStore
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, totals
-from tests.jobs import SEGMENTS, elsewhere, job_mapping
+from tests.jobs import SEGMENTS, SNAPSHOTS, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
 FACTORY = "blob-store"
 
 
 class Batches:
-    """A job of one task whose commits are segments, and an executor on a machine of its own."""
+    """A job of one task, and an executor on a machine of its own."""
 
-    def __init__(self, kafka: KafkaServer, directory: Path) -> None:
-        mapping = job_mapping(kafka, directory, backup=(FACTORY,), kind=SEGMENTS)
+    def __init__(self, kafka: KafkaServer, directory: Path, kind: str) -> None:
+        mapping = job_mapping(kafka, directory, backup=(FACTORY,), kind=kind)
         self.config = JobConfig.from_mapping(mapping)  # type: ignore[arg-type]
         self.there = elsewhere(self.config, directory / "executor", FACTORY)
         self.model: dict[bytes, bytes] = {}
@@ -60,7 +60,7 @@ class Batches:
 @pytest.fixture
 def batches(kafka: KafkaServer, tmp_path: Path) -> Iterator[Batches]:
     """A job after its first batch, which stores a snapshot and therefore makes a directory before it is published."""
-    made = Batches(kafka, tmp_path)
+    made = Batches(kafka, tmp_path, SEGMENTS)
     with made.driver:
         with made.open() as opened:
             first = made.prepared(opened)
@@ -90,6 +90,22 @@ def test_the_next_attempt_of_a_process_waits_for_the_copy(batches: Batches) -> N
             threading.Timer(0.2, go_on.set).start()
     attempt_host(batches.there).closing.wait()
     assert len(batches.committed()) <= 2
+
+
+@pytest.mark.parametrize("kind", [SEGMENTS, SNAPSHOTS])
+def test_copies_do_not_add_up(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
+    """Whether a commit stores changes or a snapshot, at most the newest copy and the one before it stay."""
+    made = Batches(kafka, tmp_path, kind)
+    with made.driver:
+        for _ in range(5):
+            with made.open() as opened:
+                prepared = made.prepared(opened)
+            made.publish(prepared)
+            assert len(made.committed()) <= 2
+        with made.open() as opened:
+            unchanged = opened.prepare({"orders-0": 0})
+        made.publish(unchanged)
+        assert made.committed() == [made.checkpoints[TASK].stores["totals"]]
 
 
 def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batches) -> None:
@@ -126,7 +142,7 @@ def test_a_copy_that_cannot_be_written_fails_no_commit(
     """If the disk is full after the commit was prepared, a warning is logged and the next attempt fetches the
     changes."""
 
-    def full(store: OpenStore, also_keep: object = ()) -> None:
+    def full(store: OpenStore) -> None:
         raise DiskFull("no space is left")
 
     with monkeypatch.context() as patch:
