@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Lines of the screen that are not rows of the table.
 _FRAME = 7
+#: Seconds until a look at whether Ctrl-C was pressed.
+_LOOK_S = 0.1
 #: Seconds for the reading that is running at Ctrl-C.
 _LAST_S = 0.5
 #: As ``statemgr.cli.overview.ORDERS``, which this module loads only when it runs.
@@ -66,7 +69,9 @@ def command(call: Call, once: bool, order: str, interval: float) -> None:
 def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], order: str, interval: float) -> bool:
     """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error.
 
-    Readings run on another thread, because the Kafka client loses an interrupt that arrives within its code.
+    Readings run on another thread, because the Kafka client loses an interrupt that arrives within its code. This one
+    waits for short times only: Python handles a signal between two steps of its main thread, and a signal that another
+    thread receives does not end a wait.
     Returns: whether no reading is left that uses the clients.
     """
     from rich.console import Console, Group
@@ -80,12 +85,18 @@ def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], or
         return found, diagnosis.problems(found)
 
     out, clock = Console(highlight=False), monitor.services.clock
-    readings = Patient(read, clock, fresh_s=0)
+    readings = Patient(read, clock, fresh_s=interval)
     shown: RenderableType = Text("reading the checkpoint topic …")
-    with Live(shown, console=out, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                answer = readings.ask(threading.TIMEOUT_MAX)
+    ended = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: ended.set())
+    try:
+        with Live(shown, console=out, screen=True, auto_refresh=False) as live:
+            newest: object = None
+            while not ended.wait(_LOOK_S):
+                answer = readings.ask(_LOOK_S)
+                if newest is (answer.error or answer.value):
+                    continue
+                newest = answer.error or answer.value
                 if answer.error is not None:
                     error = Text(f"error: {describe(answer.error)}", style="bold red")
                     live.update(Group(error, shown), refresh=True)
@@ -93,9 +104,9 @@ def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], or
                     found, wrong = answer.value
                     shown = _shown(found, wrong, found.ordered(order), out.size.height - _FRAME)
                     live.update(shown, refresh=True)
-                clock.sleep(interval)
-        except KeyboardInterrupt:
-            return readings.ends_within(_LAST_S)
+        return readings.ends_within(_LAST_S)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _shown(
