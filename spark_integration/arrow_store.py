@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_integration.avro_rows import avro_rows
+from spark_integration.avro_rows import avro_rows, is_text
 from spark_integration.reading import columns
 from spark_integration.reading.bulk import Unsupported
 from statemgr import Store
@@ -70,7 +70,8 @@ class ArrowStore:
     def merge(self, rows: pa.RecordBatch | pa.Table, key: str, /, **fields: tuple[str, str]) -> pa.RecordBatch:
         """Add rows to the aggregates that the store has for their keys.
 
-        Nulls do not count, as in SQL: a sum of nulls only is null.
+        Nulls do not count, as in SQL: a sum of nulls only is null. For ``min`` and ``max``, NaN counts only if nothing
+        else is there.
 
         Args:
             rows: the input.
@@ -82,24 +83,39 @@ class ArrowStore:
         Raises: InvalidError for an unknown column or function, a null key, or a sum that does not fit its type.
         """
         self._check(rows, key, fields)
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-        wanted = {(column, FUNCTIONS[how]) for column, how in fields.values()}
-        grouped = table.group_by(key, use_threads=False).aggregate(sorted(wanted))
-        keys = _one(grouped[key])
+        keys, aggregates = self._grouped(rows, key, fields)
         before = self.get_many(keys)
         merged = []
-        for field in self.value_type:
+        for field, new in zip(self.value_type, aggregates, strict=True):
             column, how = fields[field.name]
-            new = _one(grouped[f"{column}_{FUNCTIONS[how]}"])
             try:
                 merged.append(_COMBINED[how](pc.struct_field(before, field.name), new.cast(field.type)))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise self._wrong(f"the {how} of {column} is no {field.type}: {error}", field=field.name) from error
         names = [field.name for field in self.value_type]
         self.put_many(keys, pa.StructArray.from_arrays(merged, names))
-        return pa.RecordBatch.from_arrays([keys, *merged], [key, *names])
+        kind = rows.schema.field(key).type
+        found = keys.cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        return pa.RecordBatch.from_arrays([found, *merged], [key, *names])
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _grouped(
+        self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]
+    ) -> tuple[pa.Array, list[pa.Array]]:
+        """The keys in ``rows``, each once, and the aggregates of their rows, in the order of the values' fields."""
+        # keys that are the same bytes must be the same group, and names of the caller must not meet those of Arrow
+        columns = {"key": self._typed(_one(rows[key]), self.key_type, "key")}
+        wanted = [fields[field.name] for field in self.value_type]
+        for number, (column, how) in enumerate(wanted):
+            columns[str(number)] = _summable(rows[column]) if how == "sum" else _plain(rows[column])
+        functions = [(str(number), FUNCTIONS[how]) for number, (_, how) in enumerate(wanted)]
+        try:
+            grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(functions)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            asked = ", ".join(sorted(f"{how} of {column} ({rows[column].type})" for column, how in fields.values()))
+            raise self._wrong(f"Arrow cannot group by {key} ({rows[key].type}), or has no {asked}: {error}") from error
+        return _one(grouped["key"]), [_one(grouped[f"{at}_{function}"]) for at, function in functions]
 
     def _check(self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]) -> None:
         if not pa.types.is_struct(self.value_type):
@@ -111,13 +127,12 @@ class ArrowStore:
         for name in sorted({*names} ^ {*fields}):
             problem = "is not a field of the store's values" if name in fields else "is not given"
             raise self._wrong(f"the field {name!r} {problem}", hint=f"merge needs {', '.join(names)}")
-        for column, how in fields.values():
+        for _, how in fields.values():
             if how not in FUNCTIONS:
                 raise self._wrong(f"merge has no function {how!r}", hint=f"choose one of {', '.join(FUNCTIONS)}")
-            if column not in rows.schema.names:
-                raise self._wrong(f"the rows have no column {column!r}")
-        if key not in rows.schema.names:
-            raise self._wrong(f"the rows have no column {key!r}")
+        for column in (*(column for column, _ in fields.values()), key):
+            if (count := rows.schema.names.count(column)) != 1:
+                raise self._wrong(f"the rows have {'no column' if count == 0 else f'{count} columns'} {column!r}")
 
     def _key_bytes(self, keys: Column) -> list[bytes]:
         return self._bytes(_one(keys), self._keys, self.key_type, "key")
@@ -135,20 +150,35 @@ class ArrowStore:
             raise self._wrong(f"a value does not fit its Avro schema: {error}") from error
 
     def _bytes(self, array: pa.Array, column: columns.Column, arrow: pa.DataType, what: str) -> list[bytes]:
-        if array.null_count:
-            raise self._wrong(f"a {what} is null", hint="replace it, for example with fill_null")
-        name = self._config.key_serde if what == "key" else self._config.value_serde
-        if name not in ("bytes", "string", "integer"):
+        array = self._typed(array, arrow, what)
+        if not self._is_bulk(what):
             return [column.serialize(value) for value in array.to_pylist()]
-        try:
-            array = array.cast(arrow)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise self._wrong(f"a {what} is {array.type}, and the serde {name} takes {arrow}: {error}") from error
-        if name != "integer":
+        if not pa.types.is_integer(arrow):
             found: list[bytes] = array.cast(pa.binary()).to_pylist()
             return found
         data = (array.to_numpy().view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
         return [data[at : at + 8] for at in range(0, len(data), 8)]
+
+    def _is_bulk(self, what: str) -> bool:
+        name = self._config.key_serde if what == "key" else self._config.value_serde
+        return name in ("bytes", "string", "integer")
+
+    def _typed(self, array: pa.Array, arrow: pa.DataType, what: str) -> pa.Array:
+        """The keys or values with the Arrow type of their serde, if they are written in bulk."""
+        array = _plain(array)
+        if array.null_count:
+            raise self._wrong(f"a {what} is null", hint="replace it, for example with fill_null")
+        if not self._is_bulk(what):
+            return array
+        problem = f"a {what} is {array.type}, and the serde takes {arrow}"
+        # Arrow would also make texts of numbers, and numbers of texts: several keys could become one
+        is_same = pa.types.is_integer if pa.types.is_integer(arrow) else is_text
+        if len(array) and not is_same(array.type):
+            raise self._wrong(problem)
+        try:
+            return array.cast(arrow)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise self._wrong(f"{problem}: {error}") from error
 
     def _wrong(self, problem: str, hint: str | None = None, **where: object) -> InvalidError:
         return InvalidError(problem, hint=hint, store=self._config.name, **where)
@@ -161,8 +191,42 @@ def _one(column: Column) -> pa.Array:
     return pa.array([], column.type) if isinstance(found, pa.ChunkedArray) else found
 
 
+def _plain(column: Column) -> Column:
+    """The values of a dictionary's numbers, which Arrow cannot group or compare."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _summable(column: Column) -> Column:
+    """The same numbers, of a type in which Arrow's sum of them, which is not checked, cannot wrap around."""
+    if not pa.types.is_integer(column.type):
+        return _plain(column)
+    limits = [abs(limit) for limit in pc.min_max(column).as_py().values() if limit is not None]
+    fits = max(limits, default=0) * len(column) < 1 << 63
+    return column if fits else column.cast(pa.decimal128(20))
+
+
 def _sum(before: pa.Array, new: pa.Array) -> pa.Array:
-    return pc.coalesce(pc.add_checked(before, new).cast(before.type), before, new)
+    of = before.type
+    # the sum of two decimals has one more digit than they have
+    wide = pa.decimal256(of.precision, of.scale) if pa.types.is_decimal(of) else of
+    return pc.coalesce(pc.add_checked(before.cast(wide), new.cast(wide)).cast(of), before, new)
+
+
+def _least(before: pa.Array, new: pa.Array) -> pa.Array:
+    return _ordered(pc.min_element_wise, before, new)
+
+
+def _greatest(before: pa.Array, new: pa.Array) -> pa.Array:
+    return _ordered(pc.max_element_wise, before, new)
+
+
+def _ordered(choose: Callable[[pa.Array, pa.Array], pa.Array], before: pa.Array, new: pa.Array) -> pa.Array:
+    """Arrow compares no booleans here and no times with a zone, but the numbers that they are in memory."""
+    of = before.type
+    if not pa.types.is_boolean(of) and not pa.types.is_timestamp(of):
+        return choose(before, new)
+    number = pa.int8() if pa.types.is_boolean(of) else pa.int64()
+    return choose(before.cast(number), new.cast(number)).cast(of)
 
 
 def _union(before: pa.Array, new: pa.Array) -> pa.Array:
@@ -180,7 +244,7 @@ def _union(before: pa.Array, new: pa.Array) -> pa.Array:
 _COMBINED: Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
     "sum": _sum,
     "count": _sum,
-    "min": pc.min_element_wise,
-    "max": pc.max_element_wise,
+    "min": _least,
+    "max": _greatest,
     "set": _union,
 }

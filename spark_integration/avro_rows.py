@@ -69,6 +69,8 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
         yield _varints(np.where(there, 1 - null, null), within)
         yield from _parts(schema[1 - null], column, there)
         return
+    if schema == "null":
+        raise Unsupported
     if bool((within & ~_valid(column)).any()):
         raise ValueError("it is null, and the schema does not allow that")
     name = schema["type"] if isinstance(schema, dict) else schema
@@ -87,6 +89,8 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
     elif name in ("int", "long"):
         yield _varints(_whole(column, name), within)
     elif name in ("string", "bytes"):
+        if not is_text(column.type) and bool(within.any()):
+            raise ValueError(f"it is {column.type}, not {name}")
         yield from _texts(column.cast(pa.string() if name == "string" else pa.binary()), within)
     elif name == "boolean":
         values = _filled(column.cast(pa.bool_()), False).astype(np.uint8)
@@ -153,6 +157,14 @@ def _texts(column: pa.Array, within: Mask) -> Iterator[_Part]:
         out[np.repeat(at, lengths) + within_row] = data[np.repeat(offsets[:-1], lengths) + within_row]
 
     yield _Part(lengths, write)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type has texts or bytes. Arrow would also write numbers and dates as texts."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
+    return any(getattr(pa.types, f"is_{check}")(kind) for check in checks)
 
 
 def _valid(column: pa.Array) -> Mask:

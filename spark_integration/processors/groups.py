@@ -262,9 +262,10 @@ def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
     shown = list(zip(*(frame.iloc[:, i] for i in keys.at), strict=True))
     # this does what groupby does for each group, without its overhead: it takes half the time of frame.iloc[start:end]
-    manager = frame._mgr
+    manager, names = frame._mgr, frame.columns
     for encoded, start, end in keys.runs():
         own = manager.get_slice(slice(start, end), axis=1)
+        own.axes[0] = names.view()  # its name is the processor's own
         own.axes[1] = pd.RangeIndex.from_range(range(end - start))
         part = pd.DataFrame._from_mgr(own, axes=own.axes)  # type: ignore[attr-defined]
         yield encoded, shown[start], part.infer_objects() if inferred else part

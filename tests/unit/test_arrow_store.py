@@ -8,6 +8,7 @@ import random
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,112 @@ def test_a_sum_that_does_not_fit_is_refused(totals: CommittedStore) -> None:
     with pytest.raises(InvalidError, match="the sum of n is no int64: overflow"):
         arrow.merge(rows, "k", **MERGED)
     assert totals.store.get("a") == {"total": 2**63 - 1, "rows": 1, "least": None, "most": None, "tags": []}
+
+
+@pytest.mark.parametrize(("kind", "n"), [(pa.int64(), 2**63 - 1), (pa.int64(), -(2**63)), (pa.uint64(), 2**63)])
+def test_a_sum_of_one_batch_that_does_not_fit_is_refused(totals: CommittedStore, kind: pa.DataType, n: int) -> None:
+    """Arrow's own sum of a group wraps around."""
+    rows = pa.table({"k": ["a", "a"], "n": pa.array([n, n], kind), "x": [1.0, 1.0], "s": ["", ""]})
+    with pytest.raises(InvalidError, match="the sum of n is no int64"):
+        ArrowStore(totals.store).merge(rows, "k", **MERGED)
+    assert dict(totals.store.range()) == {}
+
+
+def test_a_sum_of_large_numbers_that_fits_is_exact(totals: CommittedStore) -> None:
+    """Also if a part of it does not fit."""
+    rows = pa.table({"k": ["a"] * 3, "n": [2**63 - 1, 7, -9], "x": [1.0] * 3, "s": [""] * 3})
+    assert ArrowStore(totals.store).merge(rows, "k", **MERGED)["total"].to_pylist() == [2**63 - 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "least"),
+    [
+        ("boolean", pa.array([True, False, True]), False),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            pa.array([7, 5, 6], pa.timestamp("us", "Europe/Berlin")),
+            datetime(1970, 1, 1, microsecond=5, tzinfo=UTC),
+        ),
+        ("string", pa.array(["c", "a", "b"]).dictionary_encode(), "a"),
+    ],
+)
+def test_min_of_any_type_that_has_an_order(tmp_path: Path, kind: Any, values: pa.Array, least: Any) -> None:
+    """Arrow compares some of these types only within a batch, and some nowhere."""
+    fields = [{"name": "least", "type": ["null", kind]}]
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": fields})
+    arrow, rows = ArrowStore(made.store), pa.table({"k": ["a"] * 3, "v": values})
+    for part in (rows.slice(0, 1), rows.slice(1, 2), rows.slice(2, 1)):
+        found = arrow.merge(part, "k", least=("v", "min"))
+    assert found["least"].to_pylist() == [least]
+    made.opened.close()
+
+
+def test_sums_of_the_longest_decimals(tmp_path: Path) -> None:
+    """Spark's sums of decimals have 38 digits."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "total", "type": ["null", kind]}]})
+    rows = pa.table({"k": ["a"], "v": pa.array([Decimal("0.05")], pa.decimal128(38, 2))})
+    for _ in range(2):
+        found = ArrowStore(made.store).merge(rows, "k", total=("v", "sum"))
+    assert found["total"].to_pylist() == [Decimal("0.10")]
+    made.opened.close()
+
+
+@pytest.mark.parametrize(("column", "how"), [(["x"], "sum"), ([[1]], "min"), ([{"a": 1}], "max"), ([[1]], "set")])
+def test_merge_refuses_types_that_arrow_cannot_aggregate(totals: CommittedStore, column: list[Any], how: str) -> None:
+    """With an error of statemgr, which names the column."""
+    rows = pa.table({"k": ["a"], "n": [1], "x": [1.0], "s": ["x"], "odd": column})
+    with pytest.raises(InvalidError, match=f"{how} of odd"):
+        ArrowStore(totals.store).merge(rows, "k", **{**MERGED, "total": ("odd", how)})
+
+
+def test_names_of_columns_do_not_meet_those_of_arrow(totals: CommittedStore) -> None:
+    """The key may be named like an aggregate, and a name that is there twice is refused."""
+    rows = pa.table({"n_sum": ["a"], "n": [1], "x": [1.0], "s": ["x"]})
+    arrow = ArrowStore(totals.store)
+    assert arrow.merge(rows, "n_sum", **MERGED).slice(0, 1).select(["n_sum", "total"]).to_pylist() == [
+        {"n_sum": "a", "total": 1}
+    ]
+    twice = pa.Table.from_arrays([*rows.columns, rows["n"]], [*rows.schema.names, "n"])
+    with pytest.raises(InvalidError, match="the rows have 2 columns 'n'"):
+        arrow.merge(twice, "n_sum", **MERGED)
+
+
+@pytest.mark.parametrize(
+    ("serde", "keys"),
+    [
+        ("string", pa.array([5, 6])),
+        ("string", pa.array([True, False])),
+        ("integer", pa.array(["1", "01"])),
+        ("integer", pa.array([0.0, -0.0])),
+        ("integer", pa.array([datetime(2020, 1, 1, tzinfo=UTC)])),
+    ],
+)
+def test_keys_of_another_type_are_refused(tmp_path: Path, serde: str, keys: pa.Array) -> None:
+    """Arrow would convert them, and different keys could become one, of which the last would win."""
+    made = store(tmp_path, **{"key.serde": serde, "value.serde": "integer"})
+    arrow = ArrowStore(made.store)
+    with pytest.raises(InvalidError, match="a key is"):
+        arrow.put_many(keys, pa.array(range(len(keys)), pa.int64()))
+    with pytest.raises(InvalidError, match="a key is"):
+        arrow.get_many(keys)
+    made.opened.close()
+
+
+def test_numbers_are_no_texts(tmp_path: Path) -> None:
+    """As the serde of Avro refuses them."""
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "s", "type": "string"}]})
+    with pytest.raises(InvalidError, match="it is int64, not string"):
+        ArrowStore(made.store).put_many(pa.array(["a"]), pa.array([{"s": 1}]))
+    made.opened.close()
+
+
+def test_merge_takes_keys_from_dictionaries(totals: CommittedStore) -> None:
+    """Also if the parts of the column have different dictionaries."""
+    keys = pa.chunked_array([pa.array(part).dictionary_encode() for part in (["a"], ["b", "a"])])
+    rows = pa.table({"k": keys, "n": [1, 2, 3], "x": [1.0] * 3, "s": [""] * 3})
+    found = ArrowStore(totals.store).merge(rows, "k", **MERGED)
+    assert dict(zip(found["k"].to_pylist(), found["total"].to_pylist(), strict=True)) == {"a": 4, "b": 2}
 
 
 def test_wrong_arrays_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def test_a_frame_belongs_to_the_processor() -> None:
     for number, (_, _, rows, _) in enumerate(grouped([batch(["a", "b"], n=pa.array([0, 1]))], KEY, form(), ignore)):
         for frame in rows:
             assert (list(frame.columns), frame["n"].tolist(), frame.index.tolist()) == (["key", "n"], [number], [0])
+            assert (frame.columns.name, frame.index.name) == (None, None)
+            frame.columns.name = frame.index.name = "own"
             frame["more"] = frame["n"] * 2
             frame.loc[0, "n"] = 7
             frame.iloc[:, 0] = "c"
