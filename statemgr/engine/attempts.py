@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from statemgr.engine.store import Store
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError, StatemgrError
 from statemgr.flows.background_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
-from statemgr.flows.local_copies import most_files, prefer_compacted
+from statemgr.flows.local_copies import compacted_copies, most_files, prefer_compacted
 from statemgr.flows.open_store import FrozenStore, OpenStore
 from statemgr.flows.persist_ahead import PersistAhead
 from statemgr.flows.restore import StoreRestore, restore_task
@@ -221,23 +221,32 @@ class Attempt:
             for opened in self._open.values():
                 closing.callback(opened.close)
             closing.callback(self._ahead.close)
-            try:
-                self._leave_copies()
-            except StatemgrError as error:
-                log.warning("%s: no local copy is left for the next attempt: %s", self.task, error)
+            for name, opened in self._open.items():
+                if opened.config.backup_factories:
+                    self._leave_copy(name, opened)
 
-    def _leave_copies(self) -> None:
-        others = tuple(self._host.attempts)
-        for name, part in self._frozen.items():
-            opened = self._open[name]
-            # this attempt may not be the one that is published, so the state that it began with stays
-            began = () if opened.state_id is None else (opened.state_id,)
-            opened.acknowledged(part, part.state_id)
-            opened.leave_copy()
-            opened.directories.keep_only(
-                {part.state_id, *began, *self._compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in others)}
-            )
-        self._host.compactions.start({self._open[name]: part.state_id for name, part in self._frozen.items()})
+    def _leave_copy(self, name: str, opened: OpenStore) -> None:
+        """Leave a copy of a store, if it was prepared, and remove older ones. Copies are a cache: errors are logged."""
+        # this attempt may not be the one that is published, so the state that it began with stays
+        kept = {f"{attempt}-{name}" for attempt in tuple(self._host.attempts)}
+        kept |= {*self._compacted.get(name, ()), *((opened.state_id,) if opened.state_id is not None else ())}
+        with self._logged("no local copy is left for the next attempt"):
+            if (part := self._frozen.get(name)) is not None:
+                kept.add(part.state_id)
+                opened.acknowledged(part, part.state_id)
+                opened.leave_copy()
+                self._host.compactions.start({opened: part.state_id})
+        with self._logged("older local copies stay"):
+            # compactions may have ended since this attempt was opened
+            kept |= compacted_copies(self._host.services, self.task, self._base.checkpoint, name)
+            opened.directories.keep_only(kept)
+
+    @contextmanager
+    def _logged(self, result: str) -> Iterator[None]:
+        try:
+            yield
+        except (StatemgrError, OSError) as error:
+            log.warning("%s: %s: %s", self.task, result, error)
 
     def __enter__(self) -> Attempt:
         return self

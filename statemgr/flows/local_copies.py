@@ -24,6 +24,7 @@ Everything here is a cache. Directories that a living process has open, or made 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from statemgr.backends.services import Services
@@ -110,21 +111,23 @@ def prefer_compacted(services: Services, task: str, checkpoint: Checkpoint) -> d
 
     Returns: store → the state IDs of compacted directories, which are kept until they are used.
     """
-    kept: dict[str, set[str]] = {}
-    for name, config in services.config.stores.items():
-        for factory, manager in restores_first(services, config):
-            marker = checkpoint.marker(factory, name)
-            if marker is None:
-                continue
-            try:
-                kept[name] = set(manager.compacted(services.identity(task, name), marker))
-            except StatemgrError:
-                continue  # the restore notices that too
-            directories = services.directories(task, name)
-            own = checkpoint.stores[name]
-            if own not in kept[name] and any(directories.find(state_id) for state_id in kept[name]):
-                directories.remove(own)
+    kept = {name: compacted_copies(services, task, checkpoint, name) for name in services.config.stores}
+    for name, compacted in kept.items():
+        directories = services.directories(task, name)
+        own = checkpoint.stores.get(name)
+        if own is not None and own not in compacted and any(directories.find(state_id) for state_id in compacted):
+            directories.remove(own)
     return kept
+
+
+def compacted_copies(services: Services, task: str, checkpoint: Checkpoint | None, store: str) -> set[str]:
+    """State IDs of a store's compacted directories from which the checkpoint's state can be reached."""
+    for factory, manager in restores_first(services, services.config.stores[store]):
+        marker = checkpoint.marker(factory, store) if checkpoint is not None else None
+        if marker is not None:
+            with suppress(StatemgrError):  # a restore notices that too
+                return set(manager.compacted(services.identity(task, store), marker))
+    return set()
 
 
 class Sweep:

@@ -262,15 +262,16 @@ class OpenStore:
     def leave_copy(self) -> bool:
         """Before closing: make a local copy of the acknowledged state, so that the next start on this machine is fast.
 
-        Returns: whether it was needed.
+        Returns: whether it was needed. Raises: LocalStateLost, DiskFull.
         """
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return False
         if self.lost is not None:
             return False
         self.identity.announce(Phase.LOCAL_COPY)
-        self.local.flush()
-        staging = self._staged(self.local.checkpoint)
+        with self.local_files():
+            self.local.flush()
+            staging = self._staged(self.local.checkpoint)
         try:
             self.adopt(self.finished(staging), self.state_id, self._as_of)
             self.copies = [self.state_id]

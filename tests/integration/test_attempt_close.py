@@ -12,6 +12,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import _host, attempt_host
 from statemgr.errors import DiskFull
+from statemgr.flows import local_copies
 from statemgr.flows.open_store import OpenStore
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
@@ -136,22 +137,71 @@ def test_an_attempt_of_another_process_does_not_wait_for_the_copy(batches: Batch
         batches.publish(batches.prepared(last))
 
 
+@pytest.mark.parametrize("error", [DiskFull("no space is left"), OSError("no space is left")])
 def test_a_copy_that_cannot_be_written_fails_no_commit(
-    batches: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """If the disk is full after the commit was prepared, a warning is logged and the next attempt fetches the
-    changes."""
+    """If the disk is full after the commit was prepared, a warning is logged and the next attempt fetches the changes.
+    Older copies are removed all the same, or the disk would stay full."""
 
     def full(store: OpenStore) -> None:
-        raise DiskFull("no space is left")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenStore, "leave_copy", full)
-        with batches.open() as opened:
-            prepared = batches.prepared(opened)
+        for _ in range(4):
+            with batches.open() as opened:
+                prepared = batches.prepared(opened)
+            batches.publish(prepared)
+            assert len(batches.committed()) <= 2
     assert "Partition 0: no local copy is left for the next attempt: no space is left" in caplog.text
-    batches.publish(prepared)
     with batches.open() as opened:
         assert [one.factory for one in opened.restored] == [FACTORY]
         assert dict(opened.stores["totals"].range()) == batches.model
         batches.publish(batches.prepared(opened))
+
+
+def test_attempts_that_fail_leave_no_copies(batches: Batches, tmp_path: Path) -> None:
+    """On a machine where attempts restore their stores and fail, while those of another machine are published, copies
+    do not add up."""
+    here, other = batches.there, elsewhere(batches.config, tmp_path / "other", FACTORY)
+    for _ in range(4):
+        batches.there = here
+        with batches.open() as failed:
+            assert dict(failed.stores["totals"].range()) == batches.model
+        assert len(batches.committed()) <= 2
+        batches.there = other
+        with batches.open() as opened:
+            prepared = batches.prepared(opened)
+        batches.publish(prepared)
+
+
+def test_damage_that_the_copy_finds_is_noted(batches: Batches) -> None:
+    """The commit has what it needs. The copies of this machine may share the damaged file, so they are in doubt."""
+    opened = batches.open()
+    prepared = batches.prepared(opened)
+    for table in opened._open["totals"].live.glob("*.sst"):
+        table.unlink()
+    opened.close()
+    assert opened._open["totals"].lost is not None
+    batches.publish(prepared)
+    with batches.open() as after:
+        assert dict(after.stores["totals"].range()) == batches.model
+
+
+def test_a_compaction_that_ends_during_an_attempt_is_kept(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt knows only the compactions that ended before it was opened, and removes no later one."""
+    monkeypatch.setattr(local_copies, "_LIMIT", 10**6)  # none but that of this test
+    for _ in range(3):
+        with batches.open() as opened:
+            prepared = batches.prepared(opened)
+        batches.publish(prepared)
+    with batches.open() as opened:
+        [older] = {*batches.committed()} - {batches.checkpoints[TASK].stores["totals"]}  # type: ignore[union-attr]
+        attempt_host(batches.there).compactions._compact(opened._open["totals"], older)
+        prepared = batches.prepared(opened)
+    batches.publish(prepared)
+    assert older in batches.committed()
+    with batches.open() as after:
+        assert [one.factory for one in after.restored] == [FACTORY], "it begins with the compacted copy"
+        assert dict(after.stores["totals"].range()) == batches.model
