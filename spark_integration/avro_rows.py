@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_integration.reading.bulk import Ints, Mask, Unsupported
+from spark_integration.reading.bulk import LONG, Ints, Mask, Unsupported
 
 Bytes = npt.NDArray[np.uint8]
 _INT32 = 1 << 31
@@ -153,6 +153,10 @@ def _texts(column: pa.Array, within: Mask) -> Iterator[_Part]:
     yield _varints(lengths, within)
 
     def write(out: Bytes, at: Ints) -> None:
+        if int(lengths.sum()) > LONG * count:
+            for begin, start, length in zip(at.tolist(), offsets.tolist(), lengths.tolist(), strict=False):
+                out[begin : begin + length] = data[start : start + length]
+            return
         within_row = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         out[np.repeat(at, lengths) + within_row] = data[np.repeat(offsets[:-1], lengths) + within_row]
 

@@ -22,6 +22,8 @@ Mask = npt.NDArray[np.bool_]
 _PAD = 16
 _WHOLE = {"ByteType": 1, "ShortType": 2, "IntegerType": 4, "LongType": 8, "DateType": 4, "TimestampType": 8,
           "TimestampNTZType": 8, "DayTimeIntervalType": 8}  # fmt: skip
+#: Bytes of a text, on average, from which each text is copied alone: a number for each byte would take too much memory.
+LONG = 64
 _DECIMAL = 16
 _VARINT = 10
 _LOGICAL_PLAIN = ("date", "timestamp-micros", "local-timestamp-micros")
@@ -112,7 +114,11 @@ class Cursor:
             raise _early()
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        taken = self.data[np.repeat(self.at - offsets[:-1], lengths) + np.arange(int(offsets[-1]))]
+        if int(offsets[-1]) > LONG * len(self):
+            starts = zip(self.at.tolist(), lengths.tolist(), strict=True)
+            taken = np.concatenate([self.data[start : start + length] for start, length in starts])
+        else:
+            taken = self.data[np.repeat(self.at - offsets[:-1], lengths) + np.arange(int(offsets[-1]))]
         self.at = self.at + lengths
         if int(offsets[-1]) > np.iinfo(np.int32).max:
             raise Unsupported

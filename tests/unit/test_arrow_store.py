@@ -6,6 +6,7 @@ import json
 import math
 import random
 import tomllib
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,7 +17,10 @@ import pyarrow as pa
 import pytest
 
 from spark_integration import ArrowStore
+from spark_integration.avro_rows import avro_rows
+from spark_integration.reading.bulk import Cursor, avro_values
 from statemgr.errors import InvalidError
+from statemgr.serdes.avro import HEADER_SIZE, header_of
 from tests.docs.blocks import blocks, run
 from tests.open_stores import CommittedStore
 
@@ -240,6 +244,19 @@ def test_keys_of_another_type_are_refused(tmp_path: Path, serde: str, keys: pa.A
     with pytest.raises(InvalidError, match="a key is"):
         arrow.get_many(keys)
     made.opened.close()
+
+
+def test_long_texts_take_little_memory() -> None:
+    """A few times their bytes, in both directions."""
+    schema = {"type": "record", "name": "r", "fields": [{"name": "s", "type": ["null", "string"]}]}
+    texts = pa.array([{"s": chr(97 + number) * 100_000} for number in range(20)] + [{"s": None}, {"s": ""}])
+    tracemalloc.start()
+    rows = avro_rows(schema, texts, header_of(schema))
+    found = avro_values(schema, texts.type, Cursor.of(rows, HEADER_SIZE))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == texts
+    assert most < 6 * 20 * 100_000
 
 
 def test_numbers_are_no_texts(tmp_path: Path) -> None:
