@@ -78,7 +78,7 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
     if logical is not None:
         if logical not in _LOGICAL:
             raise Unsupported
-        column = column.cast(_LOGICAL[logical])
+        column = _of_unit(column, _LOGICAL[logical])
     if name == "record":
         if not pa.types.is_struct(column.type):
             raise ValueError(f"it is {column.type}, not a struct")
@@ -101,6 +101,13 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
         yield _fixed(np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, size), within)
     else:
         raise Unsupported
+
+
+def _of_unit(column: pa.Array, arrow: pa.DataType) -> pa.Array:
+    """Dates or times of a logical type. A finer unit is cut off, as ``fastavro`` does. Spark has microseconds."""
+    if pa.types.is_timestamp(arrow) and pa.types.is_timestamp(column.type):
+        column = pc.floor_temporal(column, unit="millisecond" if arrow.unit == "ms" else "microsecond")
+    return column.cast(arrow)
 
 
 def _whole(column: pa.Array, name: str) -> Ints:

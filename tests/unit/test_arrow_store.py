@@ -318,6 +318,20 @@ def test_times_and_records_of_batches_are_values(tmp_path: Path) -> None:
     made.opened.close()
 
 
+@pytest.mark.parametrize("micros", [-1501, -1, 0, 999, 1001])
+def test_times_are_cut_to_the_unit_of_the_schema(tmp_path: Path, micros: int) -> None:
+    """As the serde of Avro does. Spark's own times are microseconds, and nanoseconds come from elsewhere."""
+    fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": fields})
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    made.store.put("row", {"at": at})
+    for unit in ("us", "ns"):
+        one = pa.array([at], pa.timestamp(unit, "Europe/Berlin"))
+        ArrowStore(made.store).put_many(pa.array(["bulk"]), pa.record_batch({"at": one}))
+        assert made.store.raw.get(b"bulk") == made.store.raw.get(b"row")
+    made.opened.close()
+
+
 def test_columns_of_tables_and_other_texts_are_keys(tmp_path: Path) -> None:
     """Chunked columns, with chunks, with one and without; large and dictionary-encoded text."""
     made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]})
