@@ -462,8 +462,16 @@ def test_evicted_and_read_again(kafka: KafkaServer, tmp_path: Path, monkeypatch:
     assert blob_files(tmp_path) == referenced(config)
 
 
+def check_filled_again(config: JobConfig, directory: Path) -> None:
+    """Check that the blobs alone give the three keys, and that they do not expire."""
+    assert published(config, directory / "blobs-alone") == dict.fromkeys((b"a", b"b", b"c"), BIG)
+    chain = chain_of(config, manager_checkpoint(config))
+    assert {ref.blob_id for ref in chain.blobs()} <= blob_files(directory, expiring=False)
+
+
 def test_an_attempt_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
-    """In dual commit an attempt can commit although its chain of segments is lost."""
+    """In dual commit an attempt can commit although its chain of segments is lost, and fills the chain again: the blobs
+    alone give the whole state."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], restore=["kafka-changelog"])
     with StateManager(config) as manager:
         epoch = manager.acquire()
@@ -483,10 +491,11 @@ def test_an_attempt_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> N
         with open_attempt(other, TASK, epoch.checkpoints[TASK], epoch) as third:
             third.store("totals").put(b"c", BIG)
             manager.publish([third.prepare({"orders-0": 3})])
+    check_filled_again(config, tmp_path)
 
 
 def test_a_task_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A task whose chain is lost can also commit, at the second try at the latest."""
+    """A task whose chain is lost can also commit, at the second try at the latest, and fills the chain again."""
     config = config_of(kafka, tmp_path, backup=["kafka-changelog", FACTORY], restore=["kafka-changelog"])
     commit(config, {b"a": BIG}, 1)
     commit(config, {b"b": BIG}, 2)
@@ -502,6 +511,7 @@ def test_a_task_whose_chain_is_lost(kafka: KafkaServer, tmp_path: Path) -> None:
         except RetryableError as error:
             print(repr(error))
             task.commit({"orders-0": 3})
+    check_filled_again(config, tmp_path)
 
 
 def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
