@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -108,6 +108,25 @@ def committed(
     The broker answers a commit before it tells the partitions. With ``settled``, this waits until no transaction is
     open.
     """
+    return [(found.key(), found.value()) for found in _messages(config, topic, partition, settled=settled)]
+
+
+def transactions(config: JobConfig, topic: str, partition: int = 0) -> list[list[tuple[bytes | None, bytes | None]]]:
+    """Return the committed records of a partition, a list for each transaction.
+
+    The marker that ends a transaction takes an offset, so the records of different transactions are not adjacent.
+    """
+    found: list[list[tuple[bytes | None, bytes | None]]] = []
+    expected = None
+    for message in _messages(config, topic, partition, settled=True):
+        if message.offset() != expected:
+            found.append([])
+        found[-1].append((message.key(), message.value()))
+        expected = message.offset() + 1  # type: ignore[operator]
+    return found
+
+
+def _messages(config: JobConfig, topic: str, partition: int, *, settled: bool) -> list[Message]:
     reader = Consumer(
         {
             "bootstrap.servers": config.get("kafka.bootstrap.servers"),
@@ -120,7 +139,7 @@ def committed(
     )
     place = TopicPartition(topic, partition, 0)
     reader.assign([place])
-    found: list[tuple[bytes | None, bytes | None]] = []
+    found: list[Message] = []
     try:
         while True:
             message = reader.poll(30)
@@ -131,7 +150,7 @@ def committed(
                 if reached >= end or not settled:
                     return found
                 continue
-            found.append((message.key(), message.value()))
+            found.append(message)
     finally:
         reader.close()
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
+from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
 from statemgr.errors import FencedError
 from statemgr.kafka import topics
+from statemgr.local.clock import SystemClock
+from statemgr.model.chain import SegmentChain
+from statemgr.model.checkpoint import BlobMarker
+from statemgr.model.codecs import decode_key
 from statemgr.phases import Phase, observed
+from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
 from tests.commits import TASK, attempt, blob_files, commit, current, published, referenced, totals
 from tests.integration.test_cli import write_toml
 from tests.integration.test_compacted_past import forget, forgetful
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
-from tests.kafka_jobs import EAGER, committed, make_topic, send
+from tests.kafka_jobs import EAGER, committed, make_topic, send, transactions
 from tests.servers import KafkaServer, S3Server
 
 Run = Callable[..., Result]
@@ -66,6 +74,22 @@ def identity_of(config: JobConfig, number: int, task: str = TASK) -> str:
     record = current(config, task)
     assert record is not None
     return str(record.checkpoints[number].checkpoint_id)
+
+
+def chain_at(config: JobConfig, number: int) -> tuple[SegmentChain, BlobMarker]:
+    """Return the chain of blobs of the ``number``-th newest checkpoint, and its marker."""
+    record = current(config)
+    assert record is not None
+    marker = record.checkpoints[number].marker("blob-store", "totals")
+    assert isinstance(marker, BlobMarker)
+    with JobReader(config) as reader:
+        return reader.chain(TASK, "totals", marker), marker
+
+
+def stored(config: JobConfig) -> set[str]:
+    """Return the names of all blobs of the job."""
+    with closing(open_blob_store(config, SystemClock())) as blobs:
+        return {info.blob_id for info in list_blobs(blobs, "")}
 
 
 def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = TASK) -> None:
@@ -130,7 +154,8 @@ def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path:
 
 
 def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """All tasks go back under one new checkpoint ID, with the micro-batch and the output of the older checkpoint."""
+    """All tasks go back in one transaction and under one new checkpoint ID, with the micro-batch and the output of the
+    older checkpoint."""
     config = job(kafka, tmp_path, tasks=2, task__checkpoint__retained=4)
     with StateManager(config, "spark-hash(string)") as driver:
         epoch = driver.acquire()
@@ -144,9 +169,12 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
         alone = run(config, "--to", identity_of(config, 1), "--task", "0")
         assert alone.exit_code == 2
         assert "for all tasks" in alone.stderr
-        target = identity_of(config, 1)
+        target, before = identity_of(config, 1), transactions(config, config.checkpoint_topic)
         done = run(config, "--to", target, "--write")
         assert done.exit_code == 0
+        *earlier, rollback = transactions(config, config.checkpoint_topic)
+        assert earlier == before
+        assert {TASK, OTHER} <= {decode_key(key).task for key, _ in rollback if key is not None}
         with pytest.raises(FencedError):
             driver.confirm()
     for task in (TASK, OTHER):
@@ -223,7 +251,8 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
 
 
 def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The checkpoint has no marker for blobs, so the command fills them with the complete state."""
+    """The checkpoint has no marker for blobs, so the command fills them with the complete state. The next commit
+    continues from there, and the blobs alone give its state."""
     config = job(kafka, tmp_path, backup=("kafka-changelog",))
     states = history(config, 2)
     target = identity_of(config, 1)
@@ -232,6 +261,11 @@ def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: 
     done = json.loads(run(both, "--to", target, "--write").stdout)
     assert {store["way"] for store in done["tasks"][0]["stores"]} == {"fill"}
     check_state(both, states[0])
+    commit(both, {b"after": b"1", b"same": None}, 9)
+    expected = {key: value for key, value in states[0].items() if key != b"same"} | {b"after": b"1"}
+    check_state(both, expected)
+    alone = elsewhere(both, tmp_path / "alone", "blob-store")
+    assert contents(alone) == ({"totals": expected}, {"orders-0": 9})
 
 
 def test_a_state_that_no_listed_factory_has_is_refused_at_the_look(
@@ -308,23 +342,32 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
 
 @pytest.mark.long
 def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: Path, run: Run) -> None:
-    """Long chains do not fit into the record. After a rollback on S3, new changes do not mix with those taken back."""
-    config = job(
-        kafka, tmp_path, backup=("blob-store",), s3=s3, kind=SEGMENTS, task__checkpoint__retained=90, stores=("totals",)
-    )
+    """Long chains do not fit into the record. A rollback on S3 stores the chain again and nothing else. New changes do
+    not mix with those taken back."""
+    more = {"task__checkpoint__retained": 20, "task__commit__snapshot__interval": ["1000 commits"]}
+    config = job(kafka, tmp_path, backup=("blob-store",), s3=s3, **more)
+    chance = random.Random(3)
     state: dict[bytes, bytes] = {}
     states = []
     with StateManager(config) as manager, manager.open_task(TASK) as task:
-        for number in range(60):
-            items = {b"%d" % number: b"%d" % number * 900}
+        for number in range(120):
+            items = {b"%d" % number: chance.randbytes(2100)}  # each segment needs a blob
             state = state | items
             task.store("totals").put_many(list(items.items()))
             task.commit({"orders-0": number})
             states.append(state)
+    (target, old), before = chain_at(config, 19), stored(config)
     assert run(config, "--to", identity_of(config, 19), "--write").exit_code == 0
-    check_state(config, states[40])
-    commit(config, {b"40": b"branch"}, 41)
-    check_state(config, states[40] | {b"40": b"branch"})
+    chain, marker = chain_at(config, 0)
+    assert old.blob is not None
+    assert marker.blob is not None
+    assert stored(config) - before == {marker.blob.blob_id}
+    assert before <= stored(config)
+    assert (chain.snapshot, chain.segments) == (target.snapshot, target.segments)
+    assert len(chain.segments) == 100
+    check_state(config, states[100])
+    commit(config, {b"100": b"branch"}, 101)
+    check_state(config, states[100] | {b"100": b"branch"})
 
 
 @pytest.mark.parametrize(
