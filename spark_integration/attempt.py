@@ -84,9 +84,8 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         assert context is not None, "runs on an executor only"
         task = context.partitionId()
         try:
-            # Spark does not reuse this worker, so it ends with its task
-            ends = "SPARK_REUSE_WORKER" not in os.environ
-            prepared, report = attempt(work, task, batches, retries=context.attemptNumber(), wait_for_close=ends)
+            retries = context.attemptNumber()
+            prepared, report = attempt(work, task, batches, retries, wait_for_close=ends_with_its_task(os.environ))
         except RetryableError as error:
             # Spark runs the task again, on another executor if it can
             raise RetryableError(marked(error)) from error
@@ -98,6 +97,16 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         _spare_collections()
 
     return run
+
+
+def ends_with_its_task(environ: Mapping[str, str]) -> bool:
+    """Whether Spark does not reuse this worker, so that its other threads end with its task.
+
+    Without its daemon (``spark.python.use.daemon=false``), Spark starts a process for each task. The environment then
+    has the port or the socket of the executor, and all the same the variable that says that workers are reused.
+    """
+    alone = {"PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH"}
+    return "SPARK_REUSE_WORKER" not in environ or not alone.isdisjoint(environ)
 
 
 @cache
