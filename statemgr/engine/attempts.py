@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.engine.store import Store
-from statemgr.errors import ClosedError, ConfigError, CorruptBlob, InvalidError, StatemgrError
+from statemgr.errors import ClosedError, ConfigError, CorruptBlob, DiskFull, InvalidError, StatemgrError
 from statemgr.flows.background_snapshots import overdue_stores
 from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
 from statemgr.flows.local_copies import compacted_copies, most_files, prefer_compacted
@@ -272,13 +272,17 @@ def open_attempt(
     host = host or attempt_host(config)
     host.closing.wait()
     compacted = prefer_compacted(host.services, task, checkpoint) if checkpoint is not None else {}
-    stores, restored = restore_task(
-        host.services,
-        task,
-        checkpoint,
-        permissions=epoch.permissions,
-        progress=progress,
-    )
+    try:
+        stores, restored = restore_task(
+            host.services,
+            task,
+            checkpoint,
+            permissions=epoch.permissions,
+            progress=progress,
+        )
+    except DiskFull:
+        _make_room(host, task, checkpoint, compacted)
+        raise
     if checkpoint is not None:
         host.snapshots.start(stores, checkpoint)
     host.sweep.start()
@@ -287,6 +291,18 @@ def open_attempt(
     refill = epoch.refill.get(task, frozenset()) | damaged
     base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
     return Attempt(host, base, stores, restored, compacted)
+
+
+def _make_room(
+    host: AttemptHost, task: str, checkpoint: Checkpoint | None, compacted: Mapping[str, Collection[str]]
+) -> None:
+    """Remove what processes that were killed have left, since no attempt can be opened that removes it at its end."""
+    for name in host.services.config.stores:
+        kept = {*compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in tuple(host.attempts))}
+        if checkpoint is not None and name in checkpoint.stores:
+            kept.add(checkpoint.stores[name])
+        with suppress(StatemgrError):
+            host.services.directories(task, name).keep_only(kept)
 
 
 def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:

@@ -14,6 +14,7 @@ from statemgr.engine.host import _host, attempt_host
 from statemgr.errors import DiskFull
 from statemgr.flows import local_copies
 from statemgr.flows.open_store import OpenStore
+from statemgr.local.directories import StoreDirectories
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, totals
@@ -174,6 +175,25 @@ def test_attempts_that_fail_leave_no_copies(batches: Batches, tmp_path: Path) ->
         with batches.open() as opened:
             prepared = batches.prepared(opened)
         batches.publish(prepared)
+
+
+def test_a_full_disk_is_cleaned_up_although_no_attempt_opens(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that were killed have left directories. The next try has the room that they took."""
+    with batches.open() as opened:
+        live = opened._open["totals"].live.parent
+    left = live / f"1-{0:016x}.{1:016x}"  # its owner is dead
+    left.mkdir()
+
+    def full(self: StoreDirectories, committed: object) -> Path:
+        raise DiskFull("no space is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreDirectories, "clone", full)
+        with pytest.raises(DiskFull):
+            batches.open()
+    assert not left.exists()
+    with batches.open() as opened:
+        assert dict(opened.stores["totals"].range()) == batches.model
 
 
 def test_damage_that_the_copy_finds_is_noted(batches: Batches) -> None:
