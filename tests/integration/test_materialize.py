@@ -296,19 +296,28 @@ def test_an_offer_that_has_lost_a_blob_is_not_adopted(config: JobConfig, tmp_pat
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
-def test_the_newest_of_two_offers_is_adopted(config: JobConfig, tmp_path: Path) -> None:
-    """The adoption deletes both offers, and removes the TTL only from the blobs of the newest one."""
+def test_the_newest_of_two_offers_is_adopted(
+    config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The adoption deletes both offers, and removes the TTL only from the blobs of the newest one. Garbage collection
+    deletes those of the other."""
     materialize(config, tmp_path)
     commit(config, {b"between": b"1"}, 601)
     (report,) = materialize(config, tmp_path)
     assert (report["result"], len(offers(config))) == ("not needed", 1)
     (report,) = materialize(config, tmp_path, "--again")
     assert (report["result"], len(offers(config))) == ("offered", 2)
-    newest = max(offers(config).values(), key=lambda offer: offer.changelog.offset)
+    other, newest = sorted(offers(config).values(), key=lambda offer: offer.changelog.offset)
     adopted(config)
     assert chain_of(config) == (newest.index.blob_id, 0)
     assert offers(config) == {}
-    assert referenced(stage_two(config)) == blob_files(tmp_path, expiring=False)
+    needed = referenced(stage_two(config))
+    assert needed == blob_files(tmp_path, expiring=False)
+    assert other.index.blob_id in blob_files(tmp_path) - needed
+    later = FileBlobStore.time_ms
+    monkeypatch.setattr(FileBlobStore, "time_ms", lambda self: later(self) + 10 * DAY_MS)
+    collect(stage_two(config), tmp_path)
+    assert blob_files(tmp_path) == needed
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
@@ -346,14 +355,39 @@ def test_an_owner_that_dies_before_the_ttl_is_removed(config: JobConfig, tmp_pat
 
 
 def test_an_unanswered_adoption_is_settled(config: JobConfig, tmp_path: Path) -> None:
-    """A failed adoption does not make the opening fail; the next opening adopts the offer."""
+    """A failed adoption does not make the opening fail. The next opening adopts the offer, and the next commit
+    continues from it."""
     materialize(config, tmp_path)
     with failing(Phase.SEND_CHECKPOINT), StateManager(stage_two(config)) as manager, manager.open_task(TASK) as task:
         assert task.last_checkpoint is not None
         assert task.last_checkpoint.marker(BLOBS, "totals") is None
-    assert len(offers(config)) == 1
+    ((_, offer),) = offers(config).items()
     adopted(config)
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    check_next_commit(config)
+    assert chain_of(config) == (offer.index.blob_id, 1)
+
+
+def test_a_commit_after_a_failed_adoption(config: JobConfig, tmp_path: Path) -> None:
+    """An owner that could not adopt the offer commits all the same, and the blobs have the complete state."""
+    materialize(config, tmp_path)
+    with StateManager(stage_two(config)) as manager:
+        with failing(Phase.SEND_CHECKPOINT):
+            task = manager.open_task(TASK)
+        assert len(offers(config)) == 1
+        write(task, {b"x": b"1", b"key-0200": None})
+        task.commit({"orders-0": 601})
+        task.close()
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    check_next_commit(config)
+
+
+def check_next_commit(config: JobConfig) -> None:
+    """Check that the job in stage 2 commits from here, and that both backends have exactly its state."""
+    before = totals(config, CHANGELOG)[TASK]
+    commit(stage_two(config), {b"next": b"1", b"key-0300": None}, 700)
+    expected = {key: value for key, value in before.items() if key != b"key-0300"} | {b"next": b"1"}
+    assert totals(config, BLOBS) == totals(config, CHANGELOG) == {TASK: expected}
 
 
 @pytest.mark.long
