@@ -174,6 +174,7 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
         assert done.exit_code == 0
         *earlier, rollback = transactions(config, config.checkpoint_topic)
         assert earlier == before
+        assert len(before) == 3, "one for each batch"
         assert {TASK, OTHER} <= {decode_key(key).task for key, _ in rollback if key is not None}
         with pytest.raises(FencedError):
             driver.confirm()
