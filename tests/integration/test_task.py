@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,11 +19,13 @@ from statemgr.errors import (
     MissingState,
     PermissionNeeded,
     RetryableError,
+    StatemgrError,
+    TopicMisconfigured,
     UnavailableError,
 )
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.phases import Phase, observed
-from tests.commits import failing, published
+from tests.commits import current, failing, published
 from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import make_topics, plain_producer, recreate
 from tests.servers import KafkaServer, S3Server
@@ -299,12 +302,33 @@ def test_stores_come_and_go_only_with_permission(kafka: KafkaServer, tmp_path: P
         assert task.store("totals").get(b"b") == b"2"
 
 
-def test_another_number_of_tasks_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Invariant 14: the layout is part of every checkpoint, and another partitioner is refused."""
-    config = config_of(kafka, tmp_path)
+@pytest.mark.parametrize(
+    ("backup", "tasks", "partitioner", "error"),
+    [
+        (DUAL, 1, "spark-hash", LayoutMismatch),
+        (("blob-store",), 2, "kafka-partition", LayoutMismatch),
+        (DUAL, 2, "kafka-partition", TopicMisconfigured),  # a changelog has a partition for each task
+    ],
+    ids=["partitioner", "tasks", "partitions"],
+)
+def test_another_number_of_tasks_or_partitioner_is_refused(
+    kafka: KafkaServer,
+    tmp_path: Path,
+    backup: Sequence[str],
+    tasks: int,
+    partitioner: str,
+    error: type[StatemgrError],
+) -> None:
+    """Invariant 14: the layout is part of every checkpoint. A job of another partitioner or number of tasks is refused,
+    and the checkpoint stays."""
+    config = config_of(kafka, tmp_path, backup=backup)
     put_and_commit(config, {b"a": b"1"}, 1)
-    with StateManager(config, partitioner="spark-hash") as manager, pytest.raises(LayoutMismatch):
+    before = current(config)
+    other = with_changes(config, job__tasks=tasks)
+    with StateManager(other, partitioner=partitioner) as manager, pytest.raises(error):
         manager.open_task("Partition 0")
+    assert before is not None
+    assert current(config) == before
 
 
 def test_output_is_in_the_same_transaction(kafka: KafkaServer, tmp_path: Path) -> None:
