@@ -499,7 +499,7 @@ def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
 # --- TTLs, order, numbers -----------------------------------------------------------------------------------
 
 
-def test_published_blobs_that_would_expire_are_named_and_mended(job: Job) -> None:
+def test_published_blobs_that_would_expire_are_named_and_repaired(job: Job) -> None:
     """FAULT 34: ``fix`` removes the TTL from blobs of an old checkpoint. Young blobs are left to their owner."""
     added = job.store().prepare(tree(1))
     job.publish(job.checkpoint({"blob-store": {"totals": added.marker}}))  # type: ignore[dict-item]
