@@ -123,8 +123,8 @@ def test_a_batch_without_rows_is_a_batch_of_every_task(pipeline: MakePipeline) -
     assert [rows for _, rows in job.outputs.calls] == [[], []]
 
 
-def test_secrets_reach_the_workers_and_nothing_else(pipeline: MakePipeline, s3: object) -> None:
-    """S3 keys that are in files appear neither in Spark's settings nor in its plans."""
+def test_secrets_show_in_no_setting_plan_or_progress(pipeline: MakePipeline, s3: object) -> None:
+    """The workers get S3 keys that are in files. The keys appear in no setting of Spark, plan, progress or repr."""
     from tests.servers import S3Server
 
     assert isinstance(s3, S3Server)
