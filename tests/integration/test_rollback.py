@@ -251,10 +251,11 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
     check_state(config, then)
 
 
-def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
     """The checkpoint has no marker for blobs, so the command fills them with the complete state. The next commit
     continues from there, and the blobs alone give its state."""
-    config = job(kafka, tmp_path, backup=("kafka-changelog",))
+    config = job(kafka, tmp_path, backup=("kafka-changelog",), kind=kind)
     states = history(config, 2)
     target = identity_of(config, 1)
     both = with_changes(config, task__backup__factories=list(DUAL), task__restore__factories=list(DUAL))
