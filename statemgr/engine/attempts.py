@@ -228,8 +228,7 @@ class Attempt:
     def _leave_copy(self, name: str, opened: OpenStore) -> None:
         """Leave a copy of a store, if it was prepared, and remove older ones. Copies are a cache: errors are logged."""
         # this attempt may not be the one that is published, so the state that it began with stays
-        kept = {f"{attempt}-{name}" for attempt in tuple(self._host.attempts)}
-        kept |= {*self._compacted.get(name, ()), *((opened.state_id,) if opened.state_id is not None else ())}
+        kept = _needed_copies(self._host, name, self._compacted, opened.state_id)
         with self._logged("no local copy is left for the next attempt"):
             if (part := self._frozen.get(name)) is not None:
                 kept.add(part.state_id)
@@ -293,14 +292,21 @@ def open_attempt(
     return Attempt(host, base, stores, restored, compacted)
 
 
+def _needed_copies(
+    host: AttemptHost, name: str, compacted: Mapping[str, Collection[str]], began: str | None
+) -> set[str]:
+    """The state IDs of a store's local copies that attempts need: those of open attempts, compacted ones, and the state
+    that an attempt begins with (None if there is none)."""
+    kept = {*compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in tuple(host.attempts))}
+    return kept if began is None else kept | {began}
+
+
 def _make_room(
     host: AttemptHost, task: str, checkpoint: Checkpoint | None, compacted: Mapping[str, Collection[str]]
 ) -> None:
     """Remove what processes that were killed have left, since no attempt can be opened that removes it at its end."""
     for name in host.services.config.stores:
-        kept = {*compacted.get(name, ()), *(f"{attempt}-{name}" for attempt in tuple(host.attempts))}
-        if checkpoint is not None and name in checkpoint.stores:
-            kept.add(checkpoint.stores[name])
+        kept = _needed_copies(host, name, compacted, checkpoint.stores.get(name) if checkpoint is not None else None)
         with suppress(StatemgrError):
             host.services.directories(task, name).keep_only(kept)
 
