@@ -8,7 +8,8 @@ ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
 # four tests at a time (they wait more than they compute); those of Spark stay on one of two workers
-PARALLEL ?= -n 4 --dist loadgroup
+# a worker that dies fails the run at once: after a restart, the rest of its group would never end
+PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=0
 # examples of each property in the long tests
 EXAMPLES ?= 300
 # one word of the shell, whatever is in it
@@ -21,10 +22,10 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long test-heavy journeys soak-spark test-all test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak-spark test-all test-lowest test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## Make the virtual environment and install everything
 
@@ -46,8 +47,15 @@ test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers,
 test-heavy: $(STAMP) ## Run the tests that take minutes and several JVMs, one after the other
 	@$(BIN)/python -m pytest -m heavy $(PYTEST_ARGS)
 
+test-adopt: $(STAMP) ## Adopt real applications of all shapes, and random ones (SEED=n, TOPOLOGIES=n), with kills at every step
+	@STATEMGR_TEST_SEED=$(or $(SEED),0) STATEMGR_TEST_TOPOLOGIES=$(or $(TOPOLOGIES),10) $(BIN)/python -m pytest \
+		$(PARALLEL) -m heavy tests/operations/adopt $(PYTEST_ARGS)
+
 journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
-	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/integration/test_journeys.py $(PYTEST_ARGS)
+	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/operations/test_journeys.py $(PYTEST_ARGS)
+
+test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that PySpark ships, on both engines
+	@$(BIN)/python -m pytest -m heavy tests/spark/test_spark_suites.py $(PYTEST_ARGS)
 
 soak-spark: $(STAMP) ## Kill drivers, executors and workers at random (MINUTES=30, SEED=n, INPUT=file.csv.gz KEY=column)
 	@STATEMGR_TEST_SOAK_MINUTES=$(or $(MINUTES),30) STATEMGR_TEST_SOAK_INPUT=$(call quoted,$(INPUT)) \
@@ -56,6 +64,12 @@ soak-spark: $(STAMP) ## Kill drivers, executors and workers at random (MINUTES=3
 
 test-all: $(STAMP) ## Run every test
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+test-lowest: $(STAMP) ## Run unit tests, tasks and S3 with the oldest versions that pyproject.toml allows
+	@$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python $(VENV)-lowest
+	@$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct -e '.[demo,dev,docs,otel]'
+	@$(VENV)-lowest/bin/python -m pytest $(PARALLEL) -m 'not long and not heavy' tests/core/unit tests/core/conformance \
+		tests/core/integration/test_task.py tests/core/integration/test_s3_bucket.py $(PYTEST_ARGS)
 
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
 	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)
@@ -85,4 +99,4 @@ release: $(STAMP) ## Check the tree and the changelog, build, check and upload a
 
 clean: ## Stop local servers; remove the virtual environment, state and caches
 	@if [ -d .statemgr/dev ] && [ -x $(BIN)/statemgr ]; then $(BIN)/statemgr dev down; fi
-	@rm -rf $(VENV) .statemgr site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-lowest .statemgr site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

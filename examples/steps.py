@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -84,14 +85,25 @@ class Example:
 
     def go_on(self, config: JobConfig, store: str, key_of: Callable[[str], str]) -> None:
         """Send the other half, count it with the new job, and check the totals: every row counts exactly once."""
+
+        def count(task: Task, row: Message) -> None:
+            counts, key = task.store(store), key_of((row.key() or b"").decode())
+            before = counts.get(key)  # text or a number, as the serde has it
+            counts.put(key, type(before)(int(before) + 1))
+
+        totals = {key: int(value) for key, value in self.continued(config, store, count)}
+        self.check(totals, {key_of(f"key-{number}"): 2 * self.each for number in range(self.keys)})
+
+    def continued(
+        self, config: JobConfig, store: str, count: Callable[[Task, Message], None]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Send the other half, let the new job count it, and yield what its store has then."""
         self.send_half()
         left = self.half
 
         def process(task: Task, row: Message) -> None:
             nonlocal left
-            counts, key = task.store(store), key_of((row.key() or b"").decode())
-            before = counts.get(key)  # text or a number, as the serde has it
-            counts.put(key, type(before)(int(before) + 1))
+            count(task, row)
             left -= 1
             if left == 0:
                 signal.raise_signal(signal.SIGTERM)
@@ -100,12 +112,13 @@ class Example:
         with StateManager(config) as manager:
             manager.run(consumer, process)
         consumer.close()
-        totals: dict[str, int] = {}
         with StateManager(config) as manager:
             for number in range(PARTITIONS):
                 with manager.open_task(f"Partition {number}") as task:
-                    totals |= {key: int(value) for key, value in task.store(store).range()}
-        expected = {key_of(f"key-{number}"): 2 * self.each for number in range(self.keys)}
+                    yield from task.store(store).range()
+
+    def check(self, totals: dict[str, int], expected: dict[str, int]) -> None:
+        """End with an error if the totals are others."""
         if totals != expected:
             sys.exit(f"wrong totals: {dict(islice(totals.items(), 100))}")
         print(f"{len(totals)} keys, and each has counted {2 * self.each} rows: half of them with the old job")

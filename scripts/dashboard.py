@@ -124,7 +124,6 @@ def dashboard() -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
         "templating": {"list": [_choice_of_source(), _choice_of_job()]},
-        "links": [_link("Runbook", "https://statemgr.github.io/statemgr/runbook.html")],
         "panels": panels,
     }
 
@@ -155,10 +154,6 @@ def _choice_of_job() -> dict[str, Any]:
     choice = {"name": "job", "label": "Job", "type": "query", "datasource": _SOURCE, "definition": query}
     asked = {"query": {"query": query, "refId": "job"}, "refresh": 2, "sort": 1}
     return choice | asked | {"multi": True, "includeAll": True, "allValue": ".*"}
-
-
-def _link(title: str, url: str) -> dict[str, Any]:
-    return {"title": title, "type": "link", "url": url, "targetBlank": True}
 
 
 def text() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from statemgr.engine.metric_declarations import METRICS
+from statemgr.telemetry.metric_declarations import METRICS
 
 BEGIN = "<!-- the table of metrics, written by scripts/metrics_table.py -->"
 END = "<!-- end of the table of metrics -->"

@@ -65,9 +65,9 @@ def check_tree() -> None:
 def checked_version() -> str:
     """Steps 1 and 2. Returns: the version. Raises: Refused."""
     version = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
-    written = re.search(r'^__version__ = "(.+)"$', (ROOT / "statemgr" / "__init__.py").read_text(), re.MULTILINE)
+    written = re.search(r'^__version__ = "(.+)"$', (ROOT / "statemgr" / "version.py").read_text(), re.MULTILINE)
     if written is None or written[1] != version:
-        raise Refused(f"pyproject.toml has version {version}, and statemgr/__init__.py has {written and written[1]}")
+        raise Refused(f"pyproject.toml has version {version}, and statemgr/version.py has {written and written[1]}")
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         raise Refused(f"{version} is not a version such as 1.2.3 or 1.2.3rc1")
     pattern = _SECTION.format(version=re.escape(version))

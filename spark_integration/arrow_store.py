@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from fastavro.schema import parse_schema
+from fastavro.validation import validate
 
-from spark_integration.avro_rows import avro_rows, is_text
+from spark_integration.aggregates import AGGREGATES
+from spark_integration.arrow_types import Column, converted, plain
+from spark_integration.avro_rows import avro_rows
 from spark_integration.reading import columns
 from spark_integration.reading.bulk import Unsupported
 from statemgr import Store
 from statemgr.errors import InvalidError
 from statemgr.serdes.avro import header_of
 
-#: A column, as a record batch or a table has it.
-Column: TypeAlias = pa.Array | pa.ChunkedArray
-#: What :meth:`ArrowStore.merge` can do with a column → Arrow's aggregation of the rows of a key.
-FUNCTIONS = {"sum": "sum", "count": "count", "min": "min", "max": "max", "set": "distinct"}
 _SIGN = np.uint64(1 << 63)
 
 
@@ -41,6 +42,7 @@ class ArrowStore:
         self._keys = columns.key_column(store.config)
         self._values = columns.value_column(store.config)
         self._schema = json.loads(store.config.avro_schemas()[-1]) if store.config.value_serde == "avro" else None
+        self._parsed: Any = parse_schema(self._schema, named_schemas={}) if self._schema is not None else None
         self._header = header_of(self._schema) if self._schema is not None else b""
         self.key_type: pa.DataType = columns.arrow_type(self._keys.kind)
         self.value_type: pa.DataType = columns.arrow_type(self._values.kind)
@@ -59,6 +61,7 @@ class ArrowStore:
         """
         if isinstance(values, pa.RecordBatch):
             values = values.to_struct_array()
+        values = plain(values)
         if len(values) != len(keys):
             raise self._wrong(f"there are {len(keys)} keys and {len(values)} values")
         self._store.put_many(list(zip(self._key_bytes(keys), self._value_bytes(_one(values)), strict=True)))
@@ -71,7 +74,8 @@ class ArrowStore:
         """Add rows to the aggregates that the store has for their keys.
 
         Nulls do not count, as in SQL: a sum of nulls only is null. For ``min`` and ``max``, NaN counts only if nothing
-        else is there.
+        else is there. A column is converted to the type of its field before it is aggregated, and
+        :data:`spark_integration.aggregates.AGGREGATES` has the kinds of fields and columns that a function takes.
 
         Args:
             rows: the input.
@@ -80,7 +84,8 @@ class ArrowStore:
                 ``max`` or ``set`` (the different values, in their order).
 
         Returns: the keys in ``rows``, each once, and the new values: the column ``key``, and a column for each field.
-        Raises: InvalidError for an unknown column or function, a null key, or a sum that does not fit its type.
+        Raises: InvalidError for an unknown column or function, a null key, a column of a kind that the field does not
+            take, or a value or sum that does not fit the field's type. Nothing is stored then.
         """
         self._check(rows, key, fields)
         keys, aggregates = self._grouped(rows, key, fields)
@@ -88,14 +93,12 @@ class ArrowStore:
         merged = []
         for field, new in zip(self.value_type, aggregates, strict=True):
             column, how = fields[field.name]
-            try:
-                merged.append(_COMBINED[how](pc.struct_field(before, field.name), new.cast(field.type)))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise self._wrong(f"the {how} of {column} is no {field.type}: {error}", field=field.name) from error
+            with self._refused(f"the {how} of {column} is no {field.type}", field=field.name):
+                merged.append(AGGREGATES[how].combine(pc.struct_field(before, field.name), new).cast(field.type))
         names = [field.name for field in self.value_type]
         self.put_many(keys, pa.StructArray.from_arrays(merged, names))
-        kind = rows.schema.field(key).type
-        found = keys.cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        kind = plain(rows[key][:0]).type
+        found = keys if pa.types.is_null(kind) else keys.cast(kind)
         return pa.RecordBatch.from_arrays([found, *merged], [key, *names])
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -106,16 +109,15 @@ class ArrowStore:
         """The keys in ``rows``, each once, and the aggregates of their rows, in the order of the values' fields."""
         # keys that are the same bytes must be the same group, and names of the caller must not meet those of Arrow
         columns = {"key": self._typed(_one(rows[key]), self.key_type, "key")}
-        wanted = [fields[field.name] for field in self.value_type]
-        for number, (column, how) in enumerate(wanted):
-            columns[str(number)] = _summable(rows[column]) if how == "sum" else _plain(rows[column])
-        functions = [(str(number), FUNCTIONS[how]) for number, (_, how) in enumerate(wanted)]
-        try:
+        functions = []
+        for number, field in enumerate(self.value_type):
+            column, how = fields[field.name]
+            with self._refused(f"the {how} of {column} is no {field.type}", field=field.name):
+                columns[str(number)] = AGGREGATES[how].prepared(plain(rows[column]), field.type)
+            functions.append((str(number), AGGREGATES[how].function))
+        with self._refused(f"Arrow cannot group by {key} ({rows[key].type})"):
             grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(functions)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            asked = ", ".join(sorted(f"{how} of {column} ({rows[column].type})" for column, how in fields.values()))
-            raise self._wrong(f"Arrow cannot group by {key} ({rows[key].type}), or has no {asked}: {error}") from error
-        return _one(grouped["key"]), [_one(grouped[f"{at}_{function}"]) for at, function in functions]
+            return _one(grouped["key"]), [_one(grouped[f"{at}_{function}"]) for at, function in functions]
 
     def _check(self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]) -> None:
         if not pa.types.is_struct(self.value_type):
@@ -128,8 +130,8 @@ class ArrowStore:
             problem = "is not a field of the store's values" if name in fields else "is not given"
             raise self._wrong(f"the field {name!r} {problem}", hint=f"merge needs {', '.join(names)}")
         for _, how in fields.values():
-            if how not in FUNCTIONS:
-                raise self._wrong(f"merge has no function {how!r}", hint=f"choose one of {', '.join(FUNCTIONS)}")
+            if how not in AGGREGATES:
+                raise self._wrong(f"merge has no function {how!r}", hint=f"choose one of {', '.join(AGGREGATES)}")
         for column in (*(column for column, _ in fields.values()), key):
             if (count := rows.schema.names.count(column)) != 1:
                 raise self._wrong(f"the rows have {'no column' if count == 0 else f'{count} columns'} {column!r}")
@@ -143,16 +145,15 @@ class ArrowStore:
         if values.null_count:
             raise self._wrong("a value is null", hint="delete_many removes keys")
         try:
-            return avro_rows(self._schema, values, self._header)
+            with self._refused("a value does not fit its Avro schema"):
+                return avro_rows(self._schema, values, self._header)
         except Unsupported:
-            return [self._values.serialize(value) for value in values.to_pylist()]
-        except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise self._wrong(f"a value does not fit its Avro schema: {error}") from error
+            return [self._values.serialize(self._checked(value)) for value in self._objects(values)]
 
     def _bytes(self, array: pa.Array, column: columns.Column, arrow: pa.DataType, what: str) -> list[bytes]:
         array = self._typed(array, arrow, what)
         if not self._is_bulk(what):
-            return [column.serialize(value) for value in array.to_pylist()]
+            return [column.serialize(value) for value in self._objects(array)]
         if not pa.types.is_integer(arrow):
             found: list[bytes] = array.cast(pa.binary()).to_pylist()
             return found
@@ -165,86 +166,42 @@ class ArrowStore:
 
     def _typed(self, array: pa.Array, arrow: pa.DataType, what: str) -> pa.Array:
         """The keys or values with the Arrow type of their serde, if they are written in bulk."""
-        array = _plain(array)
+        array = plain(array)
         if array.null_count:
             raise self._wrong(f"a {what} is null", hint="replace it, for example with fill_null")
         if not self._is_bulk(what):
             return array
-        problem = f"a {what} is {array.type}, and the serde takes {arrow}"
-        # Arrow would also make texts of numbers, and numbers of texts: several keys could become one
-        is_same = pa.types.is_integer if pa.types.is_integer(arrow) else is_text
-        if len(array) and not is_same(array.type):
-            raise self._wrong(problem)
+        with self._refused(f"a {what} is no {arrow}"):
+            return converted(array, arrow)
+
+    def _objects(self, array: pa.Array) -> list[Any]:
         try:
-            return array.cast(arrow)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise self._wrong(f"{problem}: {error}") from error
+            found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+        except (KeyError, ValueError) as error:
+            raise self._wrong("a map has a key twice, or a record a field") from error
+        return found
+
+    def _checked(self, value: Any) -> Any:
+        """The value, if its parts have the types of the schema. The serde alone makes 1 of 1.5."""
+        try:
+            fits = validate(value, self._parsed, raise_errors=False)
+        except Exception:  # an arbitrary value; whatever the library raises means the same
+            fits = False
+        if not fits:
+            raise self._wrong("a value does not fit its Avro schema: a part of it has another type")
+        return value
+
+    @contextmanager
+    def _refused(self, problem: str, **where: Any) -> Iterator[None]:
+        """Raises: InvalidError in place of Arrow's errors, and of those of the conversions."""
+        try:
+            yield
+        except (ValueError, pa.ArrowException) as error:
+            raise self._wrong(f"{problem}: {error}", **where) from error
 
     def _wrong(self, problem: str, hint: str | None = None, **where: object) -> InvalidError:
         return InvalidError(problem, hint=hint, store=self._config.name, **where)
 
 
 def _one(column: Column) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    found = column.combine_chunks()
-    return pa.array([], column.type) if isinstance(found, pa.ChunkedArray) else found
-
-
-def _plain(column: Column) -> Column:
-    """The values of a dictionary's numbers, which Arrow cannot group or compare."""
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-
-def _summable(column: Column) -> Column:
-    """The same numbers, of a type in which Arrow's sum of them, which is not checked, cannot wrap around."""
-    if not pa.types.is_integer(column.type):
-        return _plain(column)
-    limits = [abs(limit) for limit in pc.min_max(column).as_py().values() if limit is not None]
-    fits = max(limits, default=0) * len(column) < 1 << 63
-    return column if fits else column.cast(pa.decimal128(20))
-
-
-def _sum(before: pa.Array, new: pa.Array) -> pa.Array:
-    of = before.type
-    # the sum of two decimals has one more digit than they have
-    wide = pa.decimal256(of.precision, of.scale) if pa.types.is_decimal(of) else of
-    return pc.coalesce(pc.add_checked(before.cast(wide), new.cast(wide)).cast(of), before, new)
-
-
-def _least(before: pa.Array, new: pa.Array) -> pa.Array:
-    return _ordered(pc.min_element_wise, before, new)
-
-
-def _greatest(before: pa.Array, new: pa.Array) -> pa.Array:
-    return _ordered(pc.max_element_wise, before, new)
-
-
-def _ordered(choose: Callable[[pa.Array, pa.Array], pa.Array], before: pa.Array, new: pa.Array) -> pa.Array:
-    """Arrow compares no booleans here and no times with a zone, but the numbers that they are in memory."""
-    of = before.type
-    if not pa.types.is_boolean(of) and not pa.types.is_timestamp(of):
-        return choose(before, new)
-    number = pa.int8() if pa.types.is_boolean(of) else pa.int64()
-    return choose(before.cast(number), new.cast(number)).cast(of)
-
-
-def _union(before: pa.Array, new: pa.Array) -> pa.Array:
-    """The items of both lists in each row, each once and in their order."""
-    both = (before, new)
-    rows = pa.concat_arrays([pc.list_parent_indices(lists) for lists in both])
-    items = pa.concat_arrays([pc.list_flatten(lists) for lists in both])
-    pairs = pa.table({"row": rows, "item": items}).filter(items.is_valid()).group_by(["row", "item"]).aggregate([])
-    pairs = pairs.sort_by([("row", "ascending"), ("item", "ascending")])
-    counts = np.bincount(_one(pairs["row"]).to_numpy(), minlength=len(before))
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), _one(pairs["item"])).cast(before.type)
-
-
-_COMBINED: Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
-    "sum": _sum,
-    "count": _sum,
-    "min": _least,
-    "max": _greatest,
-    "set": _union,
-}
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -16,10 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_integration.arrow_types import converted, plain
 from spark_integration.reading.bulk import LONG, Ints, Mask, Unsupported
 
 Bytes = npt.NDArray[np.uint8]
-_INT32 = 1 << 31
+_ARROW = {
+    "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(), "boolean": pa.bool_(),
+    "string": pa.string(), "bytes": pa.binary(),
+}  # fmt: skip
 #: Logical types whose values are the number in memory, and the Arrow type that has this number.
 _LOGICAL = {
     "date": pa.date32(),
@@ -61,6 +65,7 @@ def avro_rows(schema: Any, column: pa.Array, header: bytes) -> list[bytes]:
 
 def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
     """The parts of the rows of ``within``. Other rows have none."""
+    column = plain(column)
     if isinstance(schema, list):
         if len(schema) != 2 or "null" not in schema or schema[0] == schema[1]:
             raise Unsupported
@@ -78,7 +83,8 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
     if logical is not None:
         if logical not in _LOGICAL:
             raise Unsupported
-        column = _of_unit(column, _LOGICAL[logical])
+        column = converted(column, _LOGICAL[logical])
+        column = column.view(pa.int32() if logical == "date" else pa.int64())
     if name == "record":
         if not pa.types.is_struct(column.type):
             raise ValueError(f"it is {column.type}, not a struct")
@@ -86,41 +92,23 @@ def _parts(schema: Any, column: pa.Array, within: Mask) -> Iterator[_Part]:
             if column.type.get_field_index(field["name"]) < 0:
                 raise ValueError(f"it has no field {field['name']!r}")
             yield from _parts(field["type"], pc.struct_field(column, field["name"]), within)
-    elif name in ("int", "long"):
-        yield _varints(_whole(column, name), within)
-    elif name in ("string", "bytes"):
-        if not is_text(column.type) and bool(within.any()):
-            raise ValueError(f"it is {column.type}, not {name}")
-        yield from _texts(column.cast(pa.string() if name == "string" else pa.binary()), within)
-    elif name == "boolean":
-        values = _filled(column.cast(pa.bool_()), False).astype(np.uint8)
-        yield _fixed(values[:, None], within)
-    elif name in ("float", "double"):
-        size = 4 if name == "float" else 8
-        numbers = _filled(column.cast(pa.float32() if size == 4 else pa.float64()), 0.0).astype(f"<f{size}")
-        yield _fixed(np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, size), within)
-    else:
+    elif name not in _ARROW:
         raise Unsupported
+    else:
+        yield from _leaf(name, converted(column, _ARROW[name]), within)
 
 
-def _of_unit(column: pa.Array, arrow: pa.DataType) -> pa.Array:
-    """Dates or times of a logical type. A finer unit is cut off, as ``fastavro`` does. Spark has microseconds."""
-    if pa.types.is_timestamp(arrow) and pa.types.is_timestamp(column.type):
-        column = pc.floor_temporal(column, unit="millisecond" if arrow.unit == "ms" else "microsecond")
-    return column.cast(arrow)
-
-
-def _whole(column: pa.Array, name: str) -> Ints:
-    if pa.types.is_date32(column.type):
-        column = column.view(pa.int32())
-    elif pa.types.is_timestamp(column.type):
-        column = column.view(pa.int64())
-    if not pa.types.is_integer(column.type):
-        raise ValueError(f"it is {column.type}, not a whole number")
-    found: Ints = _filled(column.cast(pa.int64()), 0)
-    if name == "int" and bool(((found < -_INT32) | (found >= _INT32)).any()):
-        raise ValueError("a number does not fit into 32 bits")
-    return found
+def _leaf(name: str, column: pa.Array, within: Mask) -> Iterator[_Part]:
+    if name in ("int", "long"):
+        yield _varints(_filled(column, 0), within)
+    elif name in ("string", "bytes"):
+        yield from _texts(column, within)
+    elif name == "boolean":
+        yield _fixed(_filled(column, False).astype(np.uint8)[:, None], within)
+    else:
+        numbers = _filled(column, 0.0)
+        numbers = numbers.astype(numbers.dtype.newbyteorder("<"))
+        yield _fixed(np.ascontiguousarray(numbers).view(np.uint8).reshape(len(column), numbers.itemsize), within)
 
 
 def _varints(values: Ints, within: Mask) -> _Part:
@@ -168,14 +156,6 @@ def _texts(column: pa.Array, within: Mask) -> Iterator[_Part]:
         out[np.repeat(at, lengths) + within_row] = data[np.repeat(offsets[:-1], lengths) + within_row]
 
     yield _Part(lengths, write)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a type has texts or bytes. Arrow would also write numbers and dates as texts."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "fixed_size_binary")
-    return any(getattr(pa.types, f"is_{check}")(kind) for check in checks)
 
 
 def _valid(column: pa.Array) -> Mask:

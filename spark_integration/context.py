@@ -79,6 +79,9 @@ class Bound:
         first: rows for the next batch that is published, and for no other.
         next_due: keeps Spark's batches coming while the input is idle. A task's answer covers the clock; a watermark
             that has moved is always something to do. None if the program needs no batches without input.
+        operator: the name of the operator in Spark's progress.
+        function: the user's class or function, for ``explain``.
+        counts: the numbers of state variables, as Spark's progress has them (``numValueStateVars``).
     """
 
     process: ProcessFunction
@@ -86,6 +89,9 @@ class Bound:
     order: tuple[str, ...] = ()
     first: FirstRows | None = None
     next_due: NextDue | None = None
+    operator: str = "statefulQuery"
+    function: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Prepared(Protocol):

@@ -21,6 +21,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from spark_integration.output_schema import to_arrow
 from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import BatchReport, OnBatch, TaskReport
+from spark_integration.sessions import changed
 from spark_integration.sources import BatchInput, OffsetLog, check_continues, others_of, to_json
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
@@ -110,7 +112,7 @@ class Driver:
         self.observers = Observers(manager, plan.on_batch)
         #: Set when the query starts.
         self.offsets: OffsetLog | None = None
-        self._plan = plan
+        self.plan = plan
         self._manager = manager
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
@@ -129,12 +131,12 @@ class Driver:
     @property
     def has_heartbeat(self) -> bool:
         """Whether the program needs batches while the input is idle."""
-        return self._plan.bound.next_due is not None
+        return self.plan.bound.next_due is not None
 
     def condition(self) -> Condition:
         """The condition for the probes of the process. A failed batch ends the query."""
         dead = () if self.failed is None else (f"a batch has failed: {self.failed}",)
-        return Condition(dead=dead, open=self._plan.config.tasks)
+        return Condition(dead=dead, open=self.plan.config.tasks)
 
     # --- what is published --------------------------------------------------------------------------------
 
@@ -238,7 +240,7 @@ class Driver:
     def _fail(self, error: Exception) -> None:
         self.failed = type(error).__name__
         self._manager.metrics.failed(error)
-        story.failed(self._plan.config.job_name, error)
+        story.failed(self.plan.config.job_name, error)
 
     def _run(self, rows: DataFrame, source: BatchInput) -> BatchReport | None:
         """Run a batch. Returns: its report, or None if it had nothing to do."""
@@ -265,7 +267,7 @@ class Driver:
         # 5. output
         sequence = self._give_output(spark, fetched)
         return BatchReport(
-            job=self._plan.config.job_name,
+            job=self.plan.config.job_name,
             batch_id=batch_id,
             sequence=sequence,
             replayed=replayed,
@@ -308,7 +310,7 @@ class Driver:
                 published=f"{published.start_offsets} to {published.end_offsets}",
                 now=f"{batch.start_offsets} to {batch.end_offsets}",
             )
-        self._plan.partitioning.offsets_of_tasks(self._plan.config.tasks, source.end)  # refuses foreign partitions
+        self.plan.partitioning.offsets_of_tasks(self.plan.config.tasks, source.end)  # refuses foreign partitions
         check_continues(source, self.input_offsets(), others_of(published.end_offsets) if published else {})
         return False
 
@@ -327,7 +329,7 @@ class Driver:
         )
 
     def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
-        plan, order = self._plan, self._plan.bound.order
+        plan, order = self.plan, self.plan.bound.order
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
         spread = plan.partitioning.spread(rows, plan.config.tasks)
@@ -360,7 +362,7 @@ class Driver:
         return prepared, tuple(tasks)
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
-        plan, published, before = self._plan, self.published(), self.published_batch()
+        plan, published, before = self.plan, self.published(), self.published_batch()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
             epoch=self._attempts_epoch().to_bytes(),
@@ -379,7 +381,7 @@ class Driver:
 
     def _with_records(self, spark: SparkSession, prepared: list[PreparedCommit]) -> list[PreparedCommit]:
         """Return the commits, with the records that the transaction sends to Kafka added to the first one."""
-        plan = self._plan
+        plan = self.plan
         if not isinstance(plan.output, KafkaOutput):
             return prepared
         attachments = [attachment for commit in prepared for attachment in commit.attachments]
@@ -394,11 +396,11 @@ class Driver:
         Returns: the output rows if they are few, and the seconds that the publish took.
         """
         stored = [one for commit in sorted(prepared, key=lambda one: one.task) for one in commit.attachments]
-        to_kafka = isinstance(self._plan.output, KafkaOutput)
+        to_kafka = isinstance(self.plan.output, KafkaOutput)
         with self._manager.executors.pool("publish", 1) as pool:
             publishing = pool.submit(self._publish, prepared, batch)
             try:
-                rows = None if to_kafka else local_rows(spark, self._plan.config, stored)
+                rows = None if to_kafka else local_rows(spark, self.plan.config, stored)
             except Exception:
                 publishing.result()  # its error explains this one
                 self._manager.confirm()  # or another owner has removed the rows
@@ -414,7 +416,7 @@ class Driver:
             except OutcomeUnknownError as error:
                 if not left:
                     raise
-                story.publishing_again(self._plan.config.job_name, error)
+                story.publishing_again(self.plan.config.job_name, error)
             else:
                 break
         self._checkpoints.update(checkpoints)
@@ -432,31 +434,25 @@ class Driver:
         """
         published = self.published()
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
-        announce(Phase.OUTPUT, f"sequence {sequence}", self._plan.config.job_key)
-        if isinstance(self._plan.output, KafkaOutput):
+        announce(Phase.OUTPUT, f"sequence {sequence}", self.plan.config.job_key)
+        if isinstance(self.plan.output, KafkaOutput):
             return sequence  # the transaction has sent its records with the state
         with contextlib.ExitStack() as kept:
             try:
                 if rows is None:
-                    rows = kept.enter_context(stored_rows(spark, self._plan.config, published, self._plan.schema))
+                    rows = kept.enter_context(stored_rows(spark, self.plan.config, published, self.plan.schema))
             except Exception:
                 self._manager.confirm()  # another owner may have removed the rows
                 raise
             self._manager.confirm()
-            self._plan.output(self._plan.shaped(rows), sequence)
+            self.plan.output(self.plan.shaped(rows), sequence)
         return sequence
 
 
-@contextlib.contextmanager
-def _not_adaptive(session: SparkSession) -> Iterator[None]:
+def _not_adaptive(session: SparkSession) -> AbstractContextManager[None]:
     """Plan without adaptive execution, as Spark plans its own stateful queries.
 
     Adaptive execution would take time to look for better partitions, but there is one for each task. In a batch without
     rows, it would remove them. This changes only the query's own copy of the session.
     """
-    before = session.conf.get(_ADAPTIVE)
-    session.conf.set(_ADAPTIVE, "false")
-    try:
-        yield
-    finally:
-        session.conf.set(_ADAPTIVE, str(before))
+    return changed(session, _ADAPTIVE, "false")

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from spark_integration.executors import on_executors
 from statemgr import JobConfig
-from statemgr.engine import Materialized, materialize_task, wanted_stores
 from statemgr.errors import StatemgrError
+from statemgr.operations.materialize.materialize import Materialized
+from statemgr.operations.materialize.tasks import materialize_task, wanted_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 from spark_integration.attempt import is_output
 from spark_integration.failures import marked
 from spark_integration.output_schema import can_be_local, of_stream
+from spark_integration.sessions import MAX_RECORDS, changed, limit
 from statemgr import JobConfig
 from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes, read_attachment, read_attachments
 from statemgr.errors import CorruptBlob, RetryableError, StatemgrError
@@ -68,7 +69,7 @@ def stored_rows(
         schema = stream.schema
     names = [checkpoint_to_bytes(_naming(checkpoint, attachment)) for checkpoint, attachment in parts]
     # one row per stored part; Spark spreads a local relation over as many partitions as it has cores
-    local = spark.createDataFrame(pa.table({"checkpoint": pa.array(names, pa.binary())}))
+    local = _local(spark, pa.table({"checkpoint": pa.array(names, pa.binary())}))
     reader = _reader(json.dumps(config.to_mapping()), schema.serialize().to_pybytes())
     rows = local.mapInArrow(reader, of_stream(schema)).persist()
     try:
@@ -90,7 +91,7 @@ def local_rows(spark: SparkSession, config: JobConfig, attachments: Sequence[Att
     table = _fetched(config, stored, _DECODED_BYTES)
     if table is None or not can_be_local(of_stream(table.schema)):
         return None
-    return spark.createDataFrame(table, of_stream(table.schema))
+    return _local(spark, table, of_stream(table.schema))
 
 
 def fetched_rows(
@@ -104,7 +105,14 @@ def fetched_rows(
     Raises: as :func:`stored_rows`.
     """
     table = _fetched(config, [one for one in attachments if is_output(one)], sys.maxsize)
-    return spark.createDataFrame([] if table is None else table, declared)
+    return spark.createDataFrame([], declared) if table is None else _local(spark, table, declared)
+
+
+def _local(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
+    """Return a table as a local relation. PySpark 4.2 cannot make one in a session without a limit for batches."""
+    unlimited = limit(spark.conf, MAX_RECORDS) == sys.maxsize
+    with changed(spark, MAX_RECORDS, "10000") if unlimited else nullcontext():
+        return spark.createDataFrame(table, schema)
 
 
 def _size(attachment: Attachment) -> int:

@@ -127,6 +127,11 @@ class FileOutput:
         with self._jvm(session) as jvm:
             jvm.org.apache.spark.api.python.PythonUtils.toSeq([])
 
+    def prepare(self, session: Any) -> None:
+        """Make the directory, so that it can be read before the first batch, as Spark does."""
+        with self._jvm(session) as jvm:
+            self._known(session, jvm)
+
     @contextmanager
     def _jvm(self, session: Any) -> Iterator[Any]:
         try:

@@ -16,9 +16,8 @@ from spark_integration.outputs import FileOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
-from spark_integration.sessions import refuse_connect
 from spark_integration.sources import OffsetLog, StartingOffsets, others_of
-from spark_integration.stateful_input import check_stateless
+from spark_integration.stateful_input import check_stateless, check_streaming
 from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager, configure_logging
 from statemgr.engine import PERMISSIONS, PermissionFlags
@@ -231,6 +230,8 @@ class StatefulQuery:
                 )
             # a new location: Spark does not replay a batch whose output a crash cut off, so deliver it here
             driver.give_output_again(rows.sparkSession)
+        if isinstance(self._output, FileOutput):
+            self._output.prepare(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows
         writer = source.writeStream.foreachBatch(driver.run).options(**self._options)
         if self._name is not None:
@@ -241,9 +242,7 @@ class StatefulQuery:
 
     def _rows(self, offsets: StartingOffsets) -> DataFrame:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
-        refuse_connect(rows)  # before a call asks its server
-        if not getattr(rows, "isStreaming", False):
-            raise InvalidError("the input is no streaming DataFrame", hint="it is made by spark.readStream")
+        check_streaming(rows)
         check_stateless(rows)
         return rows
 
@@ -297,7 +296,7 @@ class StatefulQuery:
         assert self._output is not None
         if bound is None:
             assert self._process is not None
-            bound = Bound(self._process)
+            bound = Bound(self._process, function=getattr(self._process, "__qualname__", type(self._process).__name__))
         return Plan(
             config=self.config,
             partitioning=self._partitioning,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spark_integration.executors import on_executors
 from statemgr import JobConfig
-from statemgr.engine import RescaledJob, rescale_job, rescale_unit
+from statemgr.operations.rescale.spread import RescaledJob, rescale_job, rescale_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

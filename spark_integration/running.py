@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration import story
 from spark_integration.driver import Driver
 from spark_integration.failures import find
+from spark_integration.progress import explained, with_state
 from spark_integration.reports import BatchReport, StatefulQueryListener
 from statemgr import StateManager
 from statemgr.errors import InvalidError, StatemgrError
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
 
 
-class RunningQuery:
-    """The result of ``start()``. It passes everything that it does not define on to Spark's ``StreamingQuery``."""
+class RunningQuery(StreamingQuery):
+    """The result of ``start()``."""
 
     def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager) -> None:
-        self._query = query
+        super().__init__(query._jsq)
         self._driver = driver
         self._manager = manager
         self._told = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._query, name)
 
     @property
     def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style, like Spark's names
@@ -41,6 +42,23 @@ class RunningQuery:
     def lastBatch(self) -> BatchReport | None:  # noqa: N802
         """The report of the last batch; None before the first one has ended."""
         return next(reversed(self.recentBatches), None)
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802
+        """Like Spark's, with statemgr's operator in ``stateOperators``."""
+        reports = self.recentBatches
+        return [with_state(progress, self._driver.plan, reports) for progress in super().recentProgress]
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802
+        """Like Spark's, with statemgr's operator in ``stateOperators``."""
+        progress = super().lastProgress
+        return None if progress is None else with_state(progress, self._driver.plan, self.recentBatches)
+
+    def explain(self, extended: bool = False) -> None:
+        """Print what the query does with its input, and Spark's plan of the input."""
+        sys.stdout.write(explained(self._driver.plan))
+        super().explain(extended)
 
     def addListener(self, listener: StatefulQueryListener) -> None:  # noqa: N802
         """Pass the report of every later batch of this query to ``listener``."""
@@ -54,31 +72,31 @@ class RunningQuery:
         """Like Spark's. Raises: statemgr's typed error if one ended the query, else Spark's exception."""
         try:
             with self._typed_errors():
-                return self._query.awaitTermination(timeout)
+                return super().awaitTermination(timeout)
         finally:
-            if not self._query.isActive:
-                self._closed("it has ended" if self._query.exception() is None else "a batch failed")
+            if not self.isActive:
+                self._closed("it has ended" if super().exception() is None else "a batch failed")
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """Like Spark's, with the errors of :meth:`awaitTermination`."""
         with self._typed_errors():
             if not self._driver.has_heartbeat:
-                self._query.processAllAvailable()
+                super().processAllAvailable()
                 return
-            self._driver.idle.wait(lambda: bool(self._query.isActive))  # a heartbeat is always available
-            error = self._query.exception()
+            self._driver.idle.wait(lambda: self.isActive)  # a heartbeat is always available
+            error = super().exception()
             if error is not None:
                 raise error
 
-    def exception(self) -> StatemgrError | StreamingQueryException | None:
+    def exception(self) -> StatemgrError | StreamingQueryException | None:  # type: ignore[override]
         """The error that ended the query: statemgr's typed error if there is one, else Spark's exception."""
-        error = self._query.exception()
+        error = super().exception()
         return None if error is None else self._typed(error)
 
     def stop(self) -> None:
         """Stop the query and release the job."""
         story.stopping(self._manager.config.job_name, "stop() was called")
-        self._query.stop()
+        super().stop()
         self._closed("stop() was called")
 
     def _closed(self, why: str) -> None:

@@ -1,7 +1,9 @@
-"""What a session lets Python do: run a stateful query at all, and call classes of Spark's JVM."""
+"""What a session lets Python do: run a stateful query at all, and call classes of Spark's JVM. And its settings."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,10 @@ from statemgr.errors import InvalidError
 _CONNECT = "pyspark.sql.connect"
 #: Py4J's security manager. Some clusters use it to let Python call only a list of methods.
 _SECURITY = "Py4JSecurityException"
+#: The most rows that Spark puts into a record batch.
+MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+#: Spark's units of bytes, by their first letter.
+_UNITS = {unit: 1024**power for power, unit in enumerate(("", "k", "m", "g", "t", "p"))} | {"b": 1}
 
 
 class JvmRefused(Exception):
@@ -45,3 +51,31 @@ def jvm_of(session: Any) -> Iterator[Any]:
         if _SECURITY in str(error):
             raise JvmRefused from error
         raise
+
+
+def is_on(settings: Any, name: str) -> bool:
+    """Whether a setting of a session (``spark.conf``) is true."""
+    return str(settings.get(name)).lower() == "true"
+
+
+@contextmanager
+def changed(session: Any, name: str, value: str) -> Iterator[None]:
+    """Change a setting of a session in the block."""
+    before = session.conf.get(name)
+    session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        session.conf.set(name, str(before))
+
+
+def limit(settings: Any, name: str) -> int:
+    """Return a setting that limits a number or bytes (``64m``). Spark reads zero and negative numbers as no limit.
+
+    Returns: ``sys.maxsize`` if there is no limit.
+    """
+    found = re.fullmatch(r"(-?\d+)\s*([bkmgtp]?)b?", str(settings.get(name)).strip().lower())
+    if found is None:  # Spark refuses it where it uses it
+        return sys.maxsize
+    number = int(found[1]) * _UNITS[found[2]]
+    return number if number > 0 else sys.maxsize

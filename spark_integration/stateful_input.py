@@ -1,4 +1,4 @@
-"""Refuses an input for which Spark keeps its own state.
+"""Refuses an input that is no stream, and one for which Spark keeps its own state.
 
 Spark keeps that state in the checkpoint location, independently of the published checkpoint. After a loss of the
 location, a join or a deduplication in the input would start without state and give wrong rows. Such state belongs in a
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.location import Location
-from spark_integration.sessions import JvmRefused, jvm_of
+from spark_integration.sessions import JvmRefused, jvm_of, refuse_connect
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -35,6 +35,17 @@ _JOINS = {"Join", "AsOfJoin", "LateralJoin"}
 _HINT = "keep this state in a store of the job, inside process: Spark's own is lost with the checkpoint location"
 #: The path of the state of a query's first stateful operator, in the checkpoint location.
 _METADATA = "state/0/_metadata/metadata"
+
+
+def check_streaming(rows: object) -> None:
+    """Check that an input is a streaming DataFrame of this process. Raises: InvalidError."""
+    refuse_connect(rows)  # before a call asks its server
+    if not getattr(rows, "isStreaming", False):
+        found = "a batch" if hasattr(rows, "columns") else type(rows).__name__
+        raise InvalidError(
+            f"the input is no streaming DataFrame, but {found}",
+            hint="spark.readStream makes one. A batch has no state to keep: df.groupBy(…).transformWithState(…)",
+        )
 
 
 def check_stateless(rows: DataFrame) -> None:

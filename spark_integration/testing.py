@@ -62,7 +62,7 @@ class SparkJobTester:
         permissions: one-shot permissions, as for :meth:`StatefulQuery.start`.
 
     Attributes:
-        config: the configuration in force.
+        config: the configuration that applies.
     """
 
     def __init__(

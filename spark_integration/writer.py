@@ -77,16 +77,16 @@ class StatefulWriter:
     # --- the query ------------------------------------------------------------------------------------------------
 
     def outputMode(self, outputMode: str) -> StatefulWriter:
-        """Set append or update, which differ only in ``transformWithState``.
+        """Set append or update, which write the same rows.
 
-        Raises: InvalidError for another mode, or if it differs from the one that is set there.
+        Raises: InvalidError for another mode, or if it differs from the one of ``applyInPandasWithState``.
         """
         mode = outputMode.lower()
         if mode not in ("append", "update"):
             raise InvalidError(f"the output mode {outputMode!r} cannot be used", hint="use append or update")
         if self._mode not in (None, mode):
             raise InvalidError(
-                f"the output mode is {outputMode!r} here and {self._mode!r} in transformWithState",
+                f"the output mode is {outputMode!r} here and {self._mode!r} in applyInPandasWithState",
                 hint="give both the same",
             )
         return self

@@ -9,18 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from statemgr.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from statemgr.config import JobConfig
     from statemgr.consumer.messages import InputMessage
-    from statemgr.engine.store import Store
     from statemgr.engine.task import Task
     from statemgr.errors import StatemgrError
-    from statemgr.kafka.schema_registry import SchemaRegistry
+    from statemgr.kafka.registry.schema_registry import SchemaRegistry
     from statemgr.logs import configure_logging
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
     from statemgr.reader import JobReader
     from statemgr.serdes import Serde
+    from statemgr.stores.store import Store
 
 __all__ = [
     "Checkpoint",
@@ -35,18 +37,17 @@ __all__ = [
     "Task",
     "configure_logging",
 ]
-__version__ = "0.1.0"
 
 _HOME = {
     "Checkpoint": "statemgr.model.checkpoint",
     "InputMessage": "statemgr.consumer.messages",
     "JobConfig": "statemgr.config",
     "JobReader": "statemgr.reader",
-    "SchemaRegistry": "statemgr.kafka.schema_registry",
+    "SchemaRegistry": "statemgr.kafka.registry.schema_registry",
     "Serde": "statemgr.serdes",
     "StateManager": "statemgr.manager",
     "StatemgrError": "statemgr.errors",
-    "Store": "statemgr.engine.store",
+    "Store": "statemgr.stores.store",
     "Task": "statemgr.engine.task",
     "configure_logging": "statemgr.logs",
 }

@@ -36,8 +36,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: Where the documentation is. pyproject.toml names the same address.
-DOCUMENTATION = "https://statemgr.github.io/statemgr"
 #: The hint if one copy of a state cannot be used.
 ANOTHER_COPY = (
     "put another factory first in task.restore.factories, or restore an older checkpoint with "
@@ -70,12 +68,6 @@ class StatemgrError(Exception):
         if self.hint:
             text += f" Hint: {self.hint}"
         return text
-
-    @property
-    def documentation(self) -> str:
-        """Address of the section about errors of this kind."""
-        kind = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
-        return f"{DOCUMENTATION}/errors#{kind.__name__.lower()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.where)

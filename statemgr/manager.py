@@ -6,23 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.consumer.application import Application
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
-from statemgr.engine.health import Condition
+from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.input_lag import InputLag, Reached
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment
 from statemgr.engine.opening import TaskOpener
 from statemgr.engine.task import Task
-from statemgr.engine.tracing import trace_job
+from statemgr.engine.upkeep_thread import UpkeepThread
 from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrError
-from statemgr.flows.commit import Refill
-from statemgr.flows.open_job import JobTopics
-from statemgr.flows.ownership import always
+from statemgr.flows.committing.commit import Refill
+from statemgr.flows.opening.open_job import JobTopics
+from statemgr.flows.owner import always
 from statemgr.ids import source_topic
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
@@ -30,9 +28,13 @@ from statemgr.logs import configure_logging, flush_suppressed
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
-from statemgr.model.permissions import PermissionFlags, Permissions
+from statemgr.model.jobs.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
 from statemgr.serdes import SerdeLike
+from statemgr.services import Services
+from statemgr.telemetry.liveness import Condition
+from statemgr.telemetry.metrics import Metrics
+from statemgr.telemetry.tracing import trace_job
 from statemgr.wiring import open_services
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class StateManager:
         self._inputs = InputTopics(config, made.clock)
         self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)
         self._job: JobCoordinator | None = None
+        self._upkeep = UpkeepThread(made, self._topics, self._owners)
         self._lag: InputLag | None = None
         self._closed = False
         self.metrics.health.base = self._condition
@@ -117,13 +120,15 @@ class StateManager:
                 other threads while the stores are restored; False ends the opening with OpeningCancelled.
             progress: called while a store is restored.
             permissions: one-shot permissions to do what could lose state: see
-                :class:`statemgr.model.permissions.Permissions`.
+                :class:`statemgr.model.jobs.permissions.Permissions`.
 
         Raises: OpeningCancelled, PermissionNeeded, LayoutMismatch, TopicMisconfigured, MissingState, CorruptError,
         UnavailableError.
         """
         self._check_open()
-        return self._tasks.open(Assignment(task, still_owned), Permissions(**permissions), progress)
+        opened = self._tasks.open(Assignment(task, still_owned), Permissions(**permissions), progress)
+        self._upkeep.start()
+        return opened
 
     def run(
         self,
@@ -226,6 +231,7 @@ class StateManager:
                 self._services, self._log, self.layout, self._topics, Permissions(**permissions)
             )
         self._job.watched_by(self.metrics)
+        self._upkeep.start()
         for task in epoch.checkpoints:
             self.metrics.task(task).opened()
         if self._lag is None:
@@ -309,11 +315,13 @@ class StateManager:
         """Serve the lag of the input in the metrics, for whoever reads it. Close it with :meth:`unwatch_lag`."""
         lag = InputLag(self._services, reached)
         self.metrics.watch("input_lag", lag.series)
+        self.metrics.watch("input_held_up_seconds", lag.held_up)
         return lag
 
     def unwatch_lag(self, lag: InputLag) -> None:
         """Serve it no more. Afterwards, nothing asks ``reached``."""
         self.metrics.unwatch(lag.series)
+        self.metrics.unwatch(lag.held_up)
         lag.close()
 
     def _unread(self) -> list[Reached]:
@@ -352,6 +360,7 @@ class StateManager:
                 closing.callback(self.unwatch_lag, self._lag)
             if self._job is not None:
                 closing.callback(self._job.close)
+            closing.callback(self._upkeep.close)
             closing.callback(self._tasks.close)
         flush_suppressed(now=True)
 
@@ -364,7 +373,8 @@ class StateManager:
     def _published_tasks(self) -> int | None:
         """The number of tasks that have checkpoints; None if there are none, or older software did not record it."""
         try:
-            found = self._log.read()
+            # a transaction that a dead owner has left open ends only when its task is fenced
+            found = self._log.read(only_settled=True)
         except MissingState:
             return None
         return max((record.layout.tasks for record in found.values()), default=0) or None
@@ -372,6 +382,9 @@ class StateManager:
     def _condition(self) -> Condition:
         """For the probes of the process, unless a loop answers them."""
         return self._tasks.condition() if self._job is None else Condition(open=self.config.tasks)
+
+    def _owners(self) -> Sequence[Coordinator]:
+        return self._tasks.owners() if self._job is None else [self._job]
 
     def _acquired(self) -> JobCoordinator:
         if self._job is None:

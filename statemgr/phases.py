@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -86,10 +87,11 @@ def announce(phase: Phase, subject: str, job: str) -> None:
             observer(phase, subject)
 
 
-def tasks_of(subject: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def tasks_of(subject: str) -> tuple[str, ...]:
     """The tasks in the subject of a step; none for a step of the whole job."""
-    names = [name.partition("/")[0] for name in subject.split(", ")]
-    return [name for name in names if name.startswith("Partition ")]
+    names = (name.partition("/")[0] for name in subject.split(", "))
+    return tuple(name for name in names if name.startswith("Partition "))
 
 
 def add_observer(observer: Observer, job: str | None = None) -> None:

@@ -12,24 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
-from statemgr.backends.services import Services
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
-from statemgr.flows.compare import KeyChange, Pair, compare, find_pairs
-from statemgr.flows.expiry import as_published, live_items
-from statemgr.flows.restore import StoreRestore, restore_store
+from statemgr.flows.opening.restore import StoreRestore, restore_store
+from statemgr.flows.replaced_layouts import kept_by
+from statemgr.flows.state_diff import KeyChange, Pair, compare, find_pairs
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot, scan_in_batches
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
-from statemgr.model.offers import Offer, OfferKey
-from statemgr.model.permissions import Permit
+from statemgr.model.jobs.layouts import RetiredLayout
+from statemgr.model.jobs.offers import Offer, OfferKey
+from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import BlobInfo, Progress, ReadableStore, no_progress
+from statemgr.services import Services
+from statemgr.stores.expiry import as_published, live_items
 from statemgr.wiring import open_services
 
 
@@ -67,6 +69,10 @@ class JobReader:
     def offers(self) -> Mapping[OfferKey, Offer]:
         """The offers of first snapshots that were on the topic when it was read last, also expired ones."""
         return self._log.offers()
+
+    def replaced(self) -> Sequence[tuple[RetiredLayout, tuple[str, ...]]]:
+        """The layouts that a rescale has replaced, oldest first as of the last read, and the checkpoints they keep."""
+        return [(retired, kept_by(self._log, retired.layout.generation)) for retired in self._log.retired()]
 
     def history(self) -> Iterator[CheckpointRecord]:
         """Every committed record of the job that is still on the topic, oldest first."""

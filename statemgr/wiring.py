@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import signal
@@ -14,20 +15,33 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
 
-from statemgr.backends.services import Services
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.factories import BUILT_IN, backend_classes
-from statemgr.errors import ConfigError
+from statemgr.config.plug_ins import plugged
+from statemgr.errors import ConfigError, PrerequisiteMissing
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local import levels, open_store, use_memory
+from statemgr.local import open_store, private_directories, use_memory
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.executors import Threads
-from statemgr.local.owners import Scratch
+from statemgr.local.process import this_process
+from statemgr.local.shared_directories import Scratch
 from statemgr.model.blob_counts import counts_of
-from statemgr.ports import BlobStore, Changelog, Clock, Executors, LocalDirectories, LocalStore, Progress, StateBackend
+from statemgr.ports import (
+    BackupManager,
+    BlobStore,
+    Changelog,
+    Clock,
+    Executors,
+    LocalDirectories,
+    LocalStore,
+    Progress,
+    RestoreManager,
+    StateBackend,
+)
+from statemgr.services import Services
 from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
@@ -96,6 +110,7 @@ def _pass_on(reports: Any, progress: Progress) -> None:
 
 def _begin_worker(config: Mapping[str, Any], reports: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
+    faulthandler.enable()  # if a library crashes, the stacks of all threads are on stderr
     if reports is not None:
         _reports.append(reports)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -124,19 +139,20 @@ class _Wiring:
         self._made: dict[str, Any] = {}
         self._to_close: list[Callable[[], None]] = []
         self._backends: list[StateBackend] = []
-        job = levels.check(config.state_dir, config.job_name, config.job_id)
+        job = private_directories.check(config.state_dir, config.job_name, config.job_id)
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
         self.services = Services(
             config=config,
             clock=clock,
             ids=ids,
             executors=executors,
+            owner=this_process() if config.owner_published else None,
             scratch=self._scratch,
             blobs=self._blobs,
             transfer=self._transfer,
             changelog=self._changelog,
-            backup_manager=lambda name: self._once(f"backup {name}", lambda: self._backend(name).backup_manager()),
-            restore_manager=lambda name: self._once(f"restore {name}", lambda: self._backend(name).restore_manager()),
+            backup_manager=self._backup_manager,
+            restore_manager=self._restore_manager,
             task_directory=self._task_directory,
             directories=self._directories,
             open_store=_open_store,
@@ -186,14 +202,29 @@ class _Wiring:
         """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""
 
         def make() -> StateBackend:
-            self._backends.append(backend := _load(factory)(self.services))
+            loaded = _load(factory)
+            self._backends.append(backend := self._of(factory, lambda: loaded(self.services), StateBackend))
             return backend
 
         return self._once(f"backend {factory}", make)
 
+    def _backup_manager(self, factory: str) -> BackupManager:
+        make = partial(self._of, factory, lambda: self._backend(factory).backup_manager(), BackupManager)
+        return self._once(f"backup {factory}", make)
+
+    def _restore_manager(self, factory: str) -> RestoreManager:
+        make = partial(self._of, factory, lambda: self._backend(factory).restore_manager(), RestoreManager)
+        return self._once(f"restore {factory}", make)
+
+    def _of(self, factory: str, make: Callable[[], T], kind: type) -> T:
+        """A part of a backend. Raises: ConfigError if the backend of another package fails, or gives something else."""
+        return make() if factory in BUILT_IN else plugged(_named(factory), make, kind, hide=self._config.hider())
+
     def _task_directory(self, task: str) -> Path:
         """Raises: InvalidError when a link stands on the way to it."""
-        return levels.check(self._config.state_dir, self._config.job_name, self._config.job_id, task_path(task))
+        return private_directories.check(
+            self._config.state_dir, self._config.job_name, self._config.job_id, task_path(task)
+        )
 
     def _directories(self, task: str, store: str) -> LocalDirectories:
         def make() -> StoreDirectories:
@@ -227,11 +258,22 @@ def _load(factory: str) -> Callable[[Services], StateBackend]:
     # built-in backends do not need the metadata of every installed package
     target = BUILT_IN.get(factory) or backend_classes().get(factory, factory)
     module, _, attribute = target.replace(":", ".").rpartition(".")
+    unknown = ConfigError(
+        f"no state backend is called {factory!r}",
+        hint=f"choose one of {', '.join(sorted(backend_classes()))}, or a dotted path to a class",
+    )
     try:
-        loaded: Callable[[Services], StateBackend] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"no state backend is called {factory!r}",
-            hint=f"choose one of {', '.join(sorted(backend_classes()))}, or a dotted path to a class",
-        ) from error
+        found = plugged(_named(factory), lambda: importlib.import_module(module))
+    except PrerequisiteMissing as missing:
+        if f"{module}.".startswith(f"{missing.where['module']}."):
+            raise unknown from missing
+        raise
+    loaded: Callable[[Services], StateBackend] | None = getattr(found, attribute, None)
+    if loaded is None:
+        raise unknown
     return loaded
+
+
+def _named(factory: str) -> str:
+    target = backend_classes().get(factory)
+    return f"the state backend {factory!r}" + (f" ({target})" if target else "")

@@ -26,6 +26,10 @@ class ManualClock:
         """Return the time in seconds."""
         return self.now
 
+    def elapsed(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         """Move the clock forward by ``seconds``."""
         self.sleeps.append(seconds)

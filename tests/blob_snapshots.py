@@ -9,7 +9,6 @@ from pathlib import Path
 
 from statemgr.backends.blobs.backend import BlobStoreBackend
 from statemgr.config import JobConfig
-from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import IdSource
 from statemgr.local.executors import Threads
 from statemgr.model.chain import ChainSnapshot, SegmentChain
@@ -32,6 +31,7 @@ from statemgr.ports import (
     list_blobs,
     no_progress,
 )
+from statemgr.stores.open_store import NO_CHANGES
 from statemgr.transfer.transfer import Transfer
 from statemgr.wiring import open_services
 from tests.jobs import INTERVALS, SNAPSHOTS
@@ -158,7 +158,7 @@ class Snapshots:
 
     def clean_up(self, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """Run one clean-up."""
-        self.backup.clean_up(self.identity, evicted, retained)
+        self.backup.clean_up_all(self.identity, {self.identity.store: evicted}, {self.identity.store: retained})
 
     def index(self, marker: Marker) -> SnapshotIndex:
         """Read the index that a marker points to, without going through the backend."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -36,6 +37,29 @@ def pytest_configure(config: pytest.Config) -> None:
         servers.begin_run()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    """Name a test when it fails, and not only after the last one: a run that is ended early says what failed. Say why a
+    test that is run once more has failed."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    if report.failed:
+        reporter.write_line(f"\nFAILED {report.nodeid} ({report.when}, after {report.duration:.0f} s)")
+    elif report.outcome == "rerun":  # type: ignore[comparison-overlap]
+        reporter.write_line(f"\nRERUN {report.nodeid} ({report.when}, after {report.duration:.0f} s)")
+        reporter.write_line(report.longreprtext[-4000:])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Say how a worker died: -9 is a SIGKILL from outside, other signals come with the stacks of its threads."""
+    if error:
+        died = node.gateway._io.popen.wait(10)
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"\n{node.gateway.id} ended with status {died}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the run's servers after the last worker has ended."""
     if not hasattr(config, "workerinput"):
@@ -47,8 +71,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its layer. A test outside the layers that uses a server is an integration test."""
     root = Path(__file__).parent
     for item in items:
-        layer = item.path.relative_to(root).parts[0]
-        if layer in _LAYERS:
+        place = item.path.relative_to(root)
+        layer = "crash" if place.name.startswith("test_killed") else next(filter(_LAYERS.get, place.parts), "")
+        if layer:
             item.add_marker(_LAYERS[layer])
             if layer == "spark":
                 # Two workers run everything that starts a JVM with Spark. With more, the JVMs would wait for each
@@ -56,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
+        if item.get_closest_marker("heavy") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
         if "secured_kafka" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("secured"))
     # These tests stay on few workers and take the longest, so they start first.
@@ -110,13 +137,13 @@ def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 16 MiB."""
+    """Mount a file system of 16 MiB with 200 inodes."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     target = tmp_path / "disk"
     target.mkdir()
     if mount is None or umount is None or not sys.platform.startswith("linux"):
         pytest.skip("needs Linux's tmpfs")
-    command = [mount, "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(target)]
+    command = [mount, "-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "tmpfs", str(target)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
         pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")

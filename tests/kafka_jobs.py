@@ -64,6 +64,18 @@ def make_topic(config: JobConfig, topic: str, partitions: int = 1, **settings: s
     wait_until(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
+def alter_topic(config: JobConfig, topic: str, **settings: str | None) -> None:
+    """Change settings of a topic (``__`` for ``.``; None: back to the default) and wait until the broker has them."""
+    admin = client(config)
+    changed = {name.replace("__", "."): value for name, value in settings.items()}
+    operations = {True: AlterConfigOpType.DELETE, False: AlterConfigOpType.SET}
+    entries = [ConfigEntry(k, v or "", incremental_operation=operations[v is None]) for k, v in changed.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    with TopicAdmin(config, SystemClock()) as topics:
+        wait_until(lambda: all(v in (None, topics.settings([topic])[topic][k]) for k, v in changed.items()))
+
+
 def recreate(config: JobConfig, topic: str) -> None:
     """Delete a topic and create it again with the job's settings."""
     admin = client(config)
@@ -216,9 +228,7 @@ def delete_records(config: JobConfig, topic: str, before: int) -> None:
     """Remove the records below an offset (-1: all), as a temporary change of the topic's policy would."""
     admin = client(config)  # keep it: an answer is lost together with its client
     for policy in ("delete", "compact"):
-        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(30)
+        alter_topic(config, topic, cleanup__policy=policy)
         if policy == "delete":
             wait_until(lambda: _deleted(admin, TopicPartition(topic, 0, before)))
 

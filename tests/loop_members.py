@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager, Task
-from statemgr.errors import StatemgrError, from_json
+from statemgr.errors import MissingState, StatemgrError, from_json
+from statemgr.reader import JobReader
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
@@ -98,6 +100,13 @@ def member(
         consumer.close()
 
     return stop, errors
+
+
+def published(config: JobConfig) -> dict[str, int]:
+    """Maps each source partition to its next offset, for all tasks."""
+    with suppress(MissingState), JobReader(config) as reader:
+        return {source: at for found in reader.records().values() for source, at in found.current.input_offsets.items()}
+    return {}  # the job has not made its topics yet
 
 
 @dataclass

@@ -14,7 +14,7 @@ from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
-from statemgr.model.offers import Offer, OfferKey
+from statemgr.model.jobs.offers import Offer, OfferKey
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-from confluent_kafka import Consumer, Producer, TopicPartition
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr import JobConfig, StateManager
@@ -28,11 +28,11 @@ def make(kafka: KafkaServer, topic: str, partitions: int = 2, **settings: str) -
     wait_until(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
-def write(kafka: KafkaServer, topic: str, partition: int, changes: Changes) -> None:
+def write(kafka: KafkaServer, topic: str, partition: int, changes: Changes, headers: Any = None) -> None:
     """Write records without a transaction."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for key, value in changes:
-        producer.produce(topic, value, key, partition)
+        producer.produce(topic, value, key, partition, headers=headers)
     assert producer.flush(30) == 0
 
 
@@ -45,9 +45,10 @@ def commit(kafka: KafkaServer, group: str, offsets: Mapping[tuple[str, int], int
 
 
 @contextmanager
-def member(kafka: KafkaServer, group: str, topic: str) -> Any:
+def member(kafka: KafkaServer, group: str, topic: str, protocol: str = "classic") -> Any:
     """Run a live member of a group inside the block."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "group.protocol": protocol}
+    consumer = Consumer(settings)
     consumer.subscribe([topic])
     wait_until(lambda: consumer.poll(0.2) is None and bool(consumer.assignment()))
     try:
@@ -73,6 +74,24 @@ def ends(kafka: KafkaServer, *topics: str) -> dict[tuple[str, int], tuple[int, i
     return found
 
 
+def messages_of(kafka: KafkaServer, source: str, offset: int) -> Iterator[Message]:
+    """Yield the committed messages of an input partition, as in ``orders-0``, from an offset on."""
+    topic, _, partition = source.rpartition("-")
+    settings = {"group.id": "rows", "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
+    try:
+        consumer.assign([TopicPartition(topic, int(partition), offset)])
+        while True:
+            (message,) = consumer.consume(1, 30)
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                return
+            yield message
+    finally:
+        consumer.close()
+
+
 def topics_of(kafka: KafkaServer, job: str) -> set[str]:
     """Return the topics whose names contain a job's name. Other tests create topics on the broker at the same time."""
     found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=60).topics
@@ -86,8 +105,7 @@ class Adopter:
         self.kafka, self.directory, self.old = kafka, directory, old
         self.file = directory / "job.toml"
 
-    def run(self, *arguments: str, status: int = 0, old: Sequence[str] | None = None) -> str:
-        """Run the command. Return what it prints to both streams."""
+    def _attempt(self, *arguments: str, old: Sequence[str] | None = None) -> Result:
         given = [
             "adopt",
             *(self.old if old is None else old),
@@ -97,7 +115,19 @@ class Adopter:
             "0.5",
             *arguments,
         ]
-        result = CliRunner().invoke(cli, given, catch_exceptions=False)
+        return CliRunner().invoke(cli, given, catch_exceptions=False)
+
+    def run(self, *arguments: str, status: int = 0, old: Sequence[str] | None = None) -> str:
+        """Run the command. Return what it prints to both streams."""
+        result = self._attempt(*arguments, old=old)
+        assert result.exit_code == status, result.output
+        return result.stdout if "--json" in arguments and status == 0 else result.output
+
+    def command(self, name: str, *arguments: str, status: int = 0) -> str:
+        """Run another command for the new job. Return its output, as :meth:`run`."""
+        result = CliRunner().invoke(
+            cli, [*name.split(), "--config", str(self.file), *arguments], catch_exceptions=False
+        )
         assert result.exit_code == status, result.output
         return result.stdout if "--json" in arguments and status == 0 else result.output
 
@@ -108,11 +138,18 @@ class Adopter:
 
     def init(self, name: str, *arguments: str) -> JobConfig:
         """Write the configuration, as a user would."""
+        refused = self.refusal(name, *arguments)
+        assert refused is None, refused
+        return self.config
+
+    def refusal(self, name: str, *arguments: str) -> str | None:
+        """Write the configuration, as a user would. Return what the command says if it refuses the job."""
         state = f"state.dir={self.directory / 'state'}"
         servers = f"kafka.bootstrap.servers={self.kafka.bootstrap_servers}"
         settings = ("--set", servers, "--set", state, "--set", "task.commit.timeout.ms=30000")
-        self.run("--init", "--name", name, *settings, *arguments)
-        return self.config
+        result = self._attempt("--init", "--name", name, *settings, *arguments)
+        assert result.exit_code in (0, 2), result.output
+        return result.output if result.exit_code else None
 
     @property
     def config(self) -> JobConfig:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from statemgr import JobConfig
-from statemgr.engine.store import Store
-from statemgr.flows.open_store import FrozenStore, OpenStore
 from statemgr.ports import CommittedDirectory
 from statemgr.serdes import key_serde, value_serde
+from statemgr.stores.open_store import FrozenStore, OpenStore
+from statemgr.stores.store import Store
 from statemgr.wiring import open_services
 
 TASK = "Partition 0"

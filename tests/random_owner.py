@@ -15,18 +15,17 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import statemgr.engine.coordinator
-import statemgr.flows.publish
+import statemgr.flows.owner
 from statemgr import JobConfig, StateManager, StatemgrError, Store, Task
 from statemgr.engine import open_attempt
 from statemgr.errors import OutcomeUnknownError, RetryableError, UnavailableError
-from statemgr.kafka.publisher import TransactionalPublisher
+from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase, add_observer
 
 Items = Iterable[tuple[str, str | None]]
 _plan: dict[str, Any] = {}
-_commit, _settle = TransactionalPublisher._commit, statemgr.flows.publish.settle
+_commit, _settle = TransactionalPublisher._commit, statemgr.flows.owner.Owner.settle
 
 
 def _observe(phase: Phase, _: str) -> None:
@@ -39,18 +38,18 @@ def _observe(phase: Phase, _: str) -> None:
         raise UnavailableError("planned")
 
 
-def _lose(self: TransactionalPublisher, current: Any, deadline: float) -> None:
+def _lose(self: TransactionalPublisher, current: Any, deadline: float, *args: Any) -> None:
     lost = _plan.pop("lost", None)
-    _commit(self, current, self._clock.monotonic() if lost == "early" else deadline)
+    _commit(self, current, self._clock.monotonic() if lost == "early" else deadline, *args)
     if lost == "late":
         raise OutcomeUnknownError("planned")
 
 
-def _cannot_settle(*args: Any) -> bool:
+def _cannot_settle(owner: statemgr.flows.owner.Owner) -> bool:
     if _plan.get("unsettled", 0) > 0:
         _plan["unsettled"] -= 1
         raise OutcomeUnknownError("planned")
-    return _settle(*args)
+    return _settle(owner)
 
 
 def _write(store: Store, items: Items) -> None:
@@ -118,8 +117,7 @@ def main() -> None:
     """Carry out orders until the input ends."""
     add_observer(_observe)
     TransactionalPublisher._commit = _lose  # type: ignore[method-assign]
-    for module in (statemgr.flows.publish, statemgr.engine.coordinator):
-        module.settle = _cannot_settle  # type: ignore[attr-defined]
+    statemgr.flows.owner.Owner.settle = _cannot_settle  # type: ignore[method-assign]
     owner = Owner(JobConfig.from_mapping(json.loads(sys.argv[1])))
     for line in sys.stdin:
         order = json.loads(line)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr import JobConfig
-from statemgr.backends.services import Services
-from statemgr.flows.background_snapshots import BackgroundSnapshots
-from statemgr.flows.commit import CommitBase, freeze, prepare
-from statemgr.flows.open_store import OpenStore
+from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
+from statemgr.flows.committing.commit import CommitBase, freeze, prepare
 from statemgr.model.checkpoint import Checkpoint, Layout
+from statemgr.services import Services
+from statemgr.stores.open_store import OpenStore
 
 FACTORY, STORE = "blob-store", "totals"
 

@@ -31,8 +31,16 @@ _RUN_PREFIX = "statemgr-tests-"
 _CP_KAFKA_IMAGE = "confluentinc/cp-kafka:8.1.1"
 _VERSITYGW_IMAGE = "versity/versitygw:v1.8.0"
 _CONTAINER_DEADLINE_S = 300
-#: Fast cleaning and expiry, so that a test can observe compaction. Topics enable it in their settings.
-BROKER_SETTINGS = {"log.cleaner.backoff.ms": "500", "log.retention.check.interval.ms": "1000"}
+#: Fast cleaning and expiry, so that a test can observe compaction. Topics enable it in their settings. A consumer group
+#: whose partitions the brokers assign notices quickly that a member has died.
+BROKER_SETTINGS = {
+    "log.cleaner.backoff.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "group.consumer.min.session.timeout.ms": "6000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "300",
+    "group.consumer.heartbeat.interval.ms": "300",
+}
 
 #: A broker that forgets an unused transactional ID and an idle producer's state after 1.5 s, and that aborts a
 #: transaction soon after its timeout.

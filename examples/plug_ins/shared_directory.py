@@ -13,11 +13,18 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from statemgr.backends.services import Services
 from statemgr.errors import CorruptBlob, MissingState, UnavailableError
 from statemgr.model.checkpoint import Marker, OpaqueMarker
-from statemgr.model.commit import PreparedChanges
-from statemgr.ports import PreparedBackup, Restored, RestoreRequest, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.ports import (
+    BackupManager,
+    PreparedBackup,
+    Restored,
+    RestoreManager,
+    RestoreRequest,
+    StoreIdentity,
+    StoreSnapshot,
+)
+from statemgr.services import Services
 
 
 class SharedDirectory:
@@ -36,13 +43,8 @@ class SharedDirectory:
         """Nothing is open."""
 
 
-class SharedBackup:
-    """Its part of a commit."""
-
-    needs_changes = False  # it copies files, so statemgr need not record changes
-    needs_directory = True  # each commit needs the files of the whole state
-    fills_from_changes = False
-    local_copy_interval_s = None
+class SharedBackup(BackupManager):
+    """Its part of a commit: it copies the files of the whole state."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -57,29 +59,17 @@ class SharedBackup:
         marker = OpaqueMarker(json.dumps({"name": name, "files": files}).encode())
         return PreparedBackup(marker, added_bytes=size)
 
-    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        raise NotImplementedError("prepare returns no changes")
-
-    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """The state has not changed, so the copy is still right."""
-        return base
-
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """Delete the copies that no retained checkpoint names."""
         for name in {_content(m)["name"] for m in evicted} - {_content(m)["name"] for m in retained}:
             shutil.rmtree(self._root / name, ignore_errors=True)
 
-    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        return False
-
-    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        return ()
-
-    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str] | None:
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        """It keeps nothing in the job's blob store."""
         return ()
 
 
-class SharedRestore:
+class SharedRestore(RestoreManager):
     """Its part of a restore."""
 
     def __init__(self, root: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 from statemgr import errors
-from statemgr.cli.main import _BUILT_IN, cli
-from statemgr.engine.metrics import Metrics
+from statemgr.cli.main import _built_in, cli
 from statemgr.local.clock import SystemClock
+from statemgr.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 #: Modules whose ``__all__`` is public → what they are for.
@@ -63,7 +63,7 @@ def cli_page() -> str:
         "statuses are in its [first table](../operations.md).",
     ]
     context = click.Context(cli, info_name="statemgr")
-    for name in sorted(_BUILT_IN):
+    for name in sorted(_built_in()):
         command = cli.get_command(context, name)
         assert command is not None
         parts += _command(command, click.Context(command, info_name=name, parent=context), 2)

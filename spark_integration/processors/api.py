@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Column
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration.processors.frame import StatefulFrame
@@ -16,6 +17,7 @@ from spark_integration.processors.group_state import TIMEOUTS, GroupedFunction, 
 from spark_integration.processors.handle import TIME_MODES
 from spark_integration.processors.program import ProcessorProgram, output_time
 from spark_integration.query import StatefulQuery, parsed_schema
+from spark_integration.stateful_input import check_streaming
 from statemgr import JobConfig, StateManager
 from statemgr.errors import InvalidError
 
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     from spark_integration.query import InputFunction
 
 _OUTPUT_MODES = ("append", "update")
+#: The methods of a processor that are called.
+_METHODS = ("init", "handleInputRows", "handleExpiredTimer", "handleInitialState", "close")
 
 
 def stateful(
     source: InputFunction | DataFrame,
-    *keys: str,
+    *keys: str | Column,
     config: JobConfig,
     store: str | None = None,
     manager: Callable[[JobConfig, str], StateManager] = StateManager,
@@ -40,16 +44,28 @@ def stateful(
     Args:
         source: a function from ``startingOffsets`` to a streaming DataFrame, or such a DataFrame, as for
             :meth:`StatefulQuery.input`.
-        keys: names of columns.
+        keys: columns: their names, or ``F.col("id")`` and ``df["id"]``.
         config: the job. ``job.tasks`` is the number of state partitions.
         store: the store for the processor's state, which nothing else may write to. May be left out if the job has
             only one.
 
-    Raises: InvalidError if there is no key.
+    Raises: InvalidError if there is no key, if a key is no column, and for a DataFrame that is no stream.
     """
     if not keys:
         raise InvalidError("stateful needs a column to group by", hint="stateful(df, 'id', config=config)")
-    return StatefulGroups(StatefulQuery(config, manager).input(source).key_by(*keys), keys, store)
+    if not callable(source):
+        check_streaming(source)
+    names = tuple(map(_name, keys))
+    return StatefulGroups(StatefulQuery(config, manager).input(source).key_by(*names), names, store)
+
+
+def _name(key: object) -> str:
+    """Return the name of a column to group by. That the input has it is checked later."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Column):
+        return str(key).removeprefix("Column<'").removesuffix("'>").strip("`")  # of an expression, its text
+    raise InvalidError(f"{key!r} is no column to group by", hint="stateful(df, 'id', config=config)")
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,10 @@ class StatefulGroups:
         """
         if timeoutConf not in TIMEOUTS:
             raise InvalidError(f"there is no timeout {timeoutConf!r}", hint=f"there are {', '.join(TIMEOUTS)}")
+        if not callable(func):
+            raise InvalidError(
+                f"applyInPandasWithState takes a function, not {func!r}", hint="pass func(key, frames, state)"
+            )
         processor = GroupFunction(func, parsed_schema(stateStructType), timeoutConf)
         return self._transformed(processor, outputStructType, outputMode, TIMEOUTS[timeoutConf], None, "", pandas=True)
 
@@ -125,6 +145,12 @@ class StatefulGroups:
         *,
         pandas: bool,
     ) -> StatefulFrame:
+        missing = [name for name in _METHODS if not callable(getattr(processor, name, None))]
+        if missing or isinstance(processor, type):
+            raise InvalidError(
+                f"{processor!r} is no stateful processor",
+                hint="pass an object of a subclass of pyspark.sql.streaming.StatefulProcessor, such as Counts()",
+            )
         mode, time = output_mode.lower(), time_mode.lower()
         if mode not in _OUTPUT_MODES:
             raise InvalidError(f"the output mode {output_mode!r} cannot be used", hint="use Append or Update")
@@ -135,4 +161,6 @@ class StatefulGroups:
         schema = parsed_schema(output)
         time_column = output_time(schema, event_time_column) if event_time_column else None
         program = ProcessorProgram(processor, self._keys, schema, time, pandas, self._store, initial_state, time_column)
-        return StatefulFrame(self._query.run_program(program, schema), mode)
+        # as on Spark, a writer must repeat the mode of a function, and not the one of a processor
+        checked = mode if isinstance(processor, GroupFunction) else None
+        return StatefulFrame(self._query.run_program(program, schema), checked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from spark_integration.query import StatefulQuery
 from spark_integration.writer import StatefulWriter
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 #: Methods of a DataFrame that return another DataFrame and keep no state.
 _STATELESS = {
-    "alias", "crossJoin", "drop", "dropna", "fillna", "filter", "hint", "join", "mapInArrow", "mapInPandas", "melt",
-    "replace", "select", "selectExpr", "to", "toDF", "unpivot", "where", "withColumn", "withColumnRenamed",
-    "withColumns", "withColumnsRenamed",
+    "alias", "coalesce", "crossJoin", "drop", "dropna", "fillna", "filter", "hint", "join", "mapInArrow", "mapInPandas",
+    "melt", "repartition", "repartitionByRange", "replace", "sample", "select", "selectExpr", "sortWithinPartitions",
+    "to", "toDF", "unpivot", "where", "withColumn", "withColumnRenamed", "withColumns", "withColumnsRenamed",
+    "withMetadata",
 }  # fmt: skip
 _STATEFUL = {
     "agg", "cube", "distinct", "dropDuplicates", "dropDuplicatesWithinWatermark", "drop_duplicates", "exceptAll",
@@ -34,11 +35,13 @@ class StatefulFrame:
     """The rows that a processor yields.
 
     ``select``, ``where`` and the other stateless methods of a DataFrame change them. A join takes a DataFrame that is
-    not a stream. Name columns with ``pyspark.sql.functions.col``.
+    not a stream. ``frame["n"]`` and ``frame.n`` are columns.
+
+    ``_mode``: the output mode that a writer must repeat; None for any.
     """
 
     _query: StatefulQuery
-    _mode: str
+    _mode: str | None
 
     @property
     def writeStream(self) -> StatefulWriter:
@@ -48,12 +51,29 @@ class StatefulFrame:
     @property
     def schema(self) -> StructType:
         """The columns. Raises: AnalysisException if an argument does not fit; InvalidError without a session."""
-        from pyspark.sql import SparkSession
+        return self._query.output_schema(self.sparkSession)
 
+    @property
+    def sparkSession(self) -> SparkSession:
+        """The active session. Raises: InvalidError if there is none."""
         session = SparkSession.getActiveSession()
         if session is None:
             raise InvalidError("there is no active Spark session", hint="SparkSession.builder.getOrCreate()")
-        return self._query.output_schema(session)
+        return session
+
+    @property
+    def isStreaming(self) -> bool:
+        """True: the rows come from a stream."""
+        return True
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """The names and the types of the columns."""
+        return [(field.name, field.dataType.simpleString()) for field in self.schema.fields]
+
+    def printSchema(self, level: int | None = None) -> None:
+        """Print the columns as a tree."""
+        self.sparkSession.createDataFrame([], self.schema).printSchema(level)
 
     @property
     def columns(self) -> list[str]:
@@ -64,7 +84,24 @@ class StatefulFrame:
         """Return ``func(self, …)``, like Spark's."""
         return func(self, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Callable[..., StatefulFrame]:
+    def __getitem__(self, item: Any) -> Any:
+        """Return a column by its name or position; the rows that fulfil a condition; or some columns of a list."""
+        if isinstance(item, Column):
+            return self._then("filter", item)
+        if isinstance(item, list | tuple):
+            return self._then("select", *item)
+        from pyspark.sql import functions
+
+        columns = self.columns
+        if isinstance(item, int) and -len(columns) <= item < len(columns):
+            item = columns[item]
+        if not isinstance(item, str) or item.lower() not in [name.lower() for name in columns]:
+            raise InvalidError(
+                f"the output of the processor has no column {item!r}", hint=f"it has {', '.join(columns)}"
+            )
+        return functions.col("`" + item.replace("`", "``") + "`")
+
+    def __getattr__(self, name: str) -> Any:
         if name in _STATELESS:
             return partial(self._then, name)
         if name in _STATEFUL:
@@ -72,11 +109,19 @@ class StatefulFrame:
                 f"{name} after stateful() would be a second operator with state",
                 hint="write the output to a topic, and read it with another query; or do it within the processor",
             )
+        if not name.startswith("_") and hasattr(DataFrame, name):
+            raise InvalidError(
+                f"{name} is not possible for the output of a processor, which is a stream",
+                hint="use writeStream; in foreachBatch, the rows of a batch are a DataFrame with all methods",
+            )
+        if not name.startswith("_") and name in self.columns:
+            return self[name]
         raise AttributeError(f"a StatefulFrame has no attribute {name!r}")
 
     def _then(self, name: str, *args: Any, **kwargs: Any) -> StatefulFrame:
         if any(
-            isinstance(other, StatefulFrame) or (isinstance(other, DataFrame) and other.isStreaming) for other in args
+            isinstance(other, StatefulFrame) or (isinstance(other, DataFrame) and other.isStreaming)
+            for other in (*args, *kwargs.values())
         ):
             raise InvalidError(f"{name} of two streams keeps state", hint="join a table that is no stream")
         return StatefulFrame(self._query.then(lambda rows: getattr(rows, name)(*args, **kwargs)), self._mode)

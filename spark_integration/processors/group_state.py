@@ -34,7 +34,7 @@ class GroupFunction(StatefulProcessor):
     """Calls a function with a ``GroupState``. ``timeout`` is one of :data:`TIMEOUTS`."""
 
     def __init__(self, function: GroupedFunction, schema: StructType, timeout: str) -> None:
-        self._function = function
+        self.function = function
         self._schema = schema
         self._timeout = timeout
         self._columns: list[str] = []
@@ -76,7 +76,7 @@ class GroupFunction(StatefulProcessor):
             keyAsUnsafe=b"",
             valueSchema=self._schema,
         )
-        yield from self._function(key, frames, state)
+        yield from self.function(key, frames, state)
         if state._updated:
             self._value.update(state.get)
         elif state._removed:

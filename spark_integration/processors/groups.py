@@ -1,4 +1,4 @@
-"""Turns a task's rows into groups for a processor, and the rows that the processor yields into record batches.
+"""Turns a task's rows into groups for a processor.
 
 Spark sorts the rows of a task by the key before they reach Python, so a group is a run of equal keys, and a
 complete group is never in memory. Conversions are Spark's own, so a processor sees what it sees under
@@ -7,28 +7,29 @@ complete group is never in memory. Conversions are Spark's own, so a processor s
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, chain, groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
+from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import Row, StructType
 
-from spark_integration.output_schema import to_arrow
 from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
-from statemgr.errors import InvalidError
 
 #: The bytes of a key, the key as the processor sees it, its rows or data frames, and whether they are input or initial
 #: state.
 Group = tuple[bytes, tuple[Any, ...], Iterator[Any], bool]
 #: The bytes of a row's key, the key as the processor sees it, and the row, or a frame of consecutive rows.
 _Keyed = tuple[bytes, tuple[Any, ...], Any]
+#: Spark's largest limit in bytes, and its default: frames are not measured then.
+_MOST_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,19 @@ class Form:
     """How rows are passed to a processor: as ``Row`` objects or as pandas data frames.
 
     ``sliced``: frames are parts of record batches, with their types, as in ``applyInPandasWithState``. Otherwise, they
-    are made of rows, as in ``transformWithStateInPandas``. ``timezone``, ``safe`` and ``rows_per_frame``
-    are the session's settings when the query started.
+    are made of rows, as in ``transformWithStateInPandas``. The other fields are the session's settings when the query
+    started: its time zone, the most rows and bytes of a frame (``sys.maxsize`` for no limit), and how pandas' types
+    become Spark's, and the other way round.
     """
 
     pandas: bool
     timezone: str
     safe: bool
     rows_per_frame: int
+    bytes_per_frame: int = sys.maxsize
+    decimals_of_ints: bool = False
+    extension_ints: bool = False
+    by_name: bool = True
     sliced: bool = False
 
 
@@ -63,26 +69,12 @@ def in_time(
     A row without a time is never late. ``count_late`` gets the number of late rows in each batch.
     """
     for batch in batches:
-        in_time = pc.fill_null(pc.greater(_micros(batch, event_time), late_ms * 1000), True)
+        in_time = pc.fill_null(pc.greater(micros(batch, event_time), late_ms * 1000), True)
         if IS_INPUT in batch.schema.names:
             in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
         kept = batch.filter(in_time)
         count_late(batch.num_rows - kept.num_rows)
         yield kept
-
-
-def newer(batches: Iterable[pa.RecordBatch], event_time: EventTime, limit_ms: int) -> Iterator[pa.RecordBatch]:
-    """Yield an output's batches. Raises: InvalidError if a time is at or before ``limit_ms`` (epoch milliseconds)."""
-    for batch in batches:
-        earliest = pc.min(_micros(batch, event_time)).as_py()
-        if earliest is not None and earliest <= limit_ms * 1000:
-            raise InvalidError(
-                f"the processor yielded a row of the time {earliest // 1000}, which is not newer than the watermark "
-                f"{limit_ms} (epoch milliseconds)",
-                hint="yield rows that are newer than the watermark, or give no eventTimeColumnName",
-                column=event_time.column,
-            )
-        yield batch
 
 
 def grouped(
@@ -92,104 +84,33 @@ def grouped(
 
     Before the first group of a record batch, ``coming`` gets the bytes of its keys, row by row.
     """
-    rows = (row for batch in batches for row in _marked(batch, key, form, coming))
+    limit = _Limit(form)
+    rows = (row for batch in batches for row in _marked(limit.seen(batch), key, form, coming))
     for (encoded, is_input), run in groupby(rows, key=itemgetter(0, 1)):
         first = next(run)
         values = (row for _, _, _, row in chain((first,), run))
         framed = form.pandas and not form.sliced
-        yield encoded, first[2], _frames(values, form.rows_per_frame) if framed else values, is_input
+        yield encoded, first[2], _frames(values, limit) if framed else values, is_input
 
 
-def converted(produced: Iterable[Any], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
-    """Convert what a processor yields to record batches of the output schema."""
-    if form.pandas:
-        for frame, sizes in _gathered(produced, form.rows_per_frame):
-            yield from _of_frames(frame, sizes, schema, form)
-        return
-    arrow = to_arrow(schema)
-    rows: list[dict[str, Any]] = []
-    for row in produced:
-        if not isinstance(row, Row):
-            raise _other(row, "a Row")
-        rows.append(row.asDict(True))
-        if len(rows) == form.rows_per_frame:
-            yield pa.RecordBatch.from_pylist(rows, schema=arrow)
-            rows = []
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, schema=arrow)
+class _Limit:
+    """How many rows a frame may have. A limit in bytes counts as rows of the mean size so far, as on Spark."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._seen = self._bytes = 0
+        self.rows = form.rows_per_frame
+
+    def seen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._form.bytes_per_frame < _MOST_BYTES and batch.num_rows:
+            self._seen += batch.num_rows
+            self._bytes += batch.nbytes
+            by_size = math.ceil(self._form.bytes_per_frame * self._seen / max(self._bytes, 1))
+            self.rows = max(1, min(self._form.rows_per_frame, by_size))
+        return batch
 
 
-def _gathered(produced: Iterable[Any], most: int) -> Iterator[tuple[Any, list[int]]]:
-    """Yield the processor's results. Frames with the same columns and types become one frame, with the rows of each.
-
-    This copies the values, because a processor may change a frame that it has yielded. It keeps no frame, because
-    Python's garbage collection of thousands of them takes longer than their conversion. Raises: InvalidError for
-    anything but a frame.
-    """
-    import pandas as pd
-
-    columns: list[tuple[Any, Any]] = []
-    values: list[list[Any]] = []
-    sizes: list[int] = []
-    rows = 0
-
-    def joined() -> tuple[Any, list[int]]:
-        kinds = zip(columns, values, strict=True)
-        frame = pd.DataFrame({i: pd.Series(each, dtype=kind) for i, ((_, kind), each) in enumerate(kinds)})
-        frame.columns = pd.Index([name for name, _ in columns])
-        return frame, sizes
-
-    for one in produced:
-        if not isinstance(one, pd.DataFrame):
-            raise _other(one, "a pandas.DataFrame")
-        # items() would make a Series of each column, which takes six times as long
-        read: list[Any] = list(one._iter_column_arrays())  # type: ignore[operator]
-        found = list(zip(one.columns, (column.dtype for column in read), strict=True))
-        if sizes and (found != columns or rows >= most):
-            yield joined()
-            values, sizes, rows = [], [], 0
-        if not found:
-            yield one, []  # no columns
-            continue
-        columns, values = found, values or [[] for _ in found]
-        for each, column in zip(values, read, strict=True):
-            each.extend(column.tolist())
-        sizes.append(len(one))
-        rows += len(one)
-    if sizes:
-        yield joined()
-
-
-def _other(yielded: object, wanted: str) -> InvalidError:
-    return InvalidError(
-        f"the processor yielded {type(yielded).__name__}, not {wanted}",
-        hint="transformWithState takes rows, and the forms in pandas take data frames, also from timers",
-    )
-
-
-def _of_frames(frame: Any, sizes: list[int], schema: StructType, form: Form) -> Iterator[pa.RecordBatch]:
-    """Convert frames that were joined into one to record batches."""
-    convert = partial(
-        PandasToArrowConversion.convert,
-        schema=schema,
-        timezone=form.timezone,
-        safecheck=form.safe,
-        assign_cols_by_name=True,
-    )
-    parts = [frame]
-    if len(sizes) > 1:
-        try:
-            joined = convert(frame, arrow_cast=False)
-        except Exception:  # a frame needs a cast, which depends on all values that are cast together
-            parts = [frame.iloc[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        else:
-            yield joined
-            return
-    for part in parts:
-        yield convert(part, arrow_cast=True)
-
-
-def _micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
+def micros(batch: pa.RecordBatch, event_time: EventTime) -> pa.Array:
     """Return the time of each row, in epoch microseconds."""
     times = batch.column(event_time.column)
     if event_time.window:
@@ -256,7 +177,7 @@ def _runs(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     """Yield the rows of each key as one frame, with the names and types that pandas gives to a list of rows."""
     import pandas as pd
 
-    series = ArrowBatchTransformer.to_pandas(batch, timezone=form.timezone)
+    series = _series(batch, form)
     frame = pd.DataFrame(list(pd.concat(series, axis=1).itertuples(index=False)))
     # for other types, the rows of one key have the type that all rows have
     inferred = any(column.null_count and pa.types.is_boolean(column.type) for column in batch.columns)
@@ -276,17 +197,24 @@ def _slices(batch: pa.RecordBatch, keys: _Keys, form: Form) -> Iterator[_Keyed]:
     import pandas as pd
 
     for encoded, start, end in keys.runs():
-        series = ArrowBatchTransformer.to_pandas(batch.slice(start, end - start), timezone=form.timezone)
+        series = _series(batch.slice(start, end - start), form)
         yield encoded, tuple(series[i].iloc[0] for i in keys.at), pd.concat(series, axis=1)
 
 
-def _frames(parts: Iterator[Any], most: int) -> Iterator[Any]:
-    """Yield frames of up to ``most`` rows from a group's rows in one or more record batches. Indexes begin at 0."""
+def _series(batch: pa.RecordBatch, form: Form) -> list[Any]:
+    series: list[Any] = ArrowBatchTransformer.to_pandas(
+        batch, timezone=form.timezone, prefer_int_ext_dtype=form.extension_ints
+    )
+    return series
+
+
+def _frames(parts: Iterator[Any], limit: _Limit) -> Iterator[Any]:
+    """Yield frames from a group's rows in one or more record batches. Indexes begin at 0."""
     gathered: list[Any] = []
     for part in parts:
         gathered.append(part)
-        while (rows := sum(map(len, gathered))) >= most:
-            end = len(part) - (rows - most)
+        while (rows := sum(map(len, gathered))) >= limit.rows:
+            end = max(1, len(part) - (rows - limit.rows))  # the limit may have become lower
             yield _joined([*gathered[:-1], part.iloc[:end].reset_index(drop=True)])
             part = part.iloc[end:].reset_index(drop=True)
             gathered = [part] if len(part) else []

@@ -12,7 +12,7 @@ from spark_integration.processors import timers
 from spark_integration.processors.keys import check_key_types
 from spark_integration.processors.refusals import refusal
 from spark_integration.processors.states import Batch, Cells, StoredList, StoredMap, StoredValue, delete_variable
-from spark_integration.processors.values import check_value_types
+from spark_integration.processors.values import check_value_types, is_nullable
 from spark_integration.processors.variables import LIST, MAP, VALUE, Declared, Variable
 from statemgr.errors import InvalidError
 
@@ -30,7 +30,10 @@ class Handle(StatefulProcessorHandle):
     def __init__(self, time_mode: str, phase: int) -> None:
         self.phase = phase
         self.declared: dict[str, Variable] = {}
+        #: The names that ``init`` has deleted, with the declaration where it was declared before.
+        self.deleted: dict[str, Variable | None] = {}
         self._time_mode = time_mode
+        self._cells_of: dict[str, Cells] = {}
 
     def getValueState(
         self,
@@ -75,13 +78,23 @@ class Handle(StatefulProcessorHandle):
             raise refusal(doing, condition, name=name, mode=TIME_MODES[self._time_mode])
         if name in self.declared:
             raise refusal(doing, "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED", name=name)
+        if name in self.deleted:
+            raise InvalidError(
+                f"init declares the state variable {name!r} after it has deleted it, so each batch would delete it",
+                hint="leave deleteIfExists out, or declare a variable of another name",
+                variable=name,
+            )
         values = self._schema(schema)
         keys = None if key is None else self._schema(key)
         self.declared[name] = Variable(name, kind, (values,), keys, ttl_ms)
-        return self._cells(self.declared[name])
+        self._cells_of[name] = self._cells(self.declared[name])
+        return self._cells_of[name]
 
     def deleteIfExists(self, stateName: str) -> None:
         self._check_init("deleting state", "delete_if_exists")
+        self.deleted[stateName] = self.declared.pop(stateName, None)
+        if stateName in self._cells_of:
+            self._cells_of[stateName].is_deleted = True
         self._delete(stateName)
 
     def _check_init(self, doing: str, operation: str) -> None:
@@ -111,16 +124,24 @@ class Discovery(Handle):
     def __init__(self, time_mode: str) -> None:
         super().__init__(time_mode, PRE_INIT)
         self._parsed: dict[str, StructType] = {}
-        self._deleted: set[str] = set()
 
-    def found(self) -> Declared:
-        """Return the declarations. Raises: InvalidError for a type that cannot be stored."""
+    def found(self, *, nullable: bool = False) -> Declared:
+        """Return the declarations.
+
+        Args:
+            nullable: all fields of values must be nullable, as Spark wants it if its own state has Avro's format.
+
+        Raises: InvalidError for a type that cannot be stored; PySparkRuntimeError for a field that is not nullable.
+        """
         for variable in self.declared.values():
             what = f"the state variable {variable.name!r}"
+            if nullable and not is_nullable(variable.schema):
+                condition = "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE"
+                raise refusal("initializing state", condition, name=variable.name, schema=variable.schema.json())
             check_value_types(variable.schema, what)
             if variable.key is not None:
                 check_key_types(variable.key, what)
-        return Declared(self.declared, frozenset(self._deleted), self._parsed)
+        return Declared(self.declared, self.deleted, self._parsed)
 
     def _schema(self, given: StructType | str) -> StructType:
         if not isinstance(given, str):
@@ -133,7 +154,7 @@ class Discovery(Handle):
         return _NoCells(variable)
 
     def _delete(self, name: str) -> None:
-        self._deleted.add(name)
+        pass
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("register timer", "register_timer")
@@ -195,7 +216,7 @@ class _NoCells(Cells):
     """A variable on the driver, which has neither a grouping key nor a store."""
 
     def __init__(self, variable: Variable) -> None:
-        self.name = variable.name
+        self.name, self.kind = variable.name, variable.kind
 
     def place(self, doing: str) -> bytes:
         raise refusal(doing, "INTERNAL_ERROR", reason="Implicit key not found in state store")

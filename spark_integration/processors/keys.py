@@ -1,6 +1,6 @@
 """Bytes of grouping keys and of the keys of map state, which sort as the values do. Pure.
 
-A rescale reads the same bytes: :mod:`statemgr.model.processor_keys`.
+A rescale reads the same bytes: :mod:`statemgr.model.keys.processor_keys`.
 
 Equal keys always have equal bytes. The bytes of a key are never a prefix of those of another key of the same types.
 Values are in Spark's internal form (``StructType.toInternal``: a date is a number of days, a timestamp a number of

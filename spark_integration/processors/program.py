@@ -18,6 +18,7 @@ from spark_integration.processors.initial import InitialState, initial_state
 from spark_integration.processors.keys import check_key_types
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.variables import RECORD, Declared, Record
+from spark_integration.sessions import MAX_RECORDS, is_on, limit
 from statemgr import JobConfig
 from statemgr.engine import read_attachment
 from statemgr.errors import ConfigError, InvalidError
@@ -49,6 +50,19 @@ class ProcessorProgram:
     initial_state: Any = None
     output_time: EventTime | None = None
 
+    @property
+    def operator(self) -> str:
+        """The name of the operator in Spark's progress and plans."""
+        if isinstance(self.processor, GroupFunction):
+            return "applyInPandasWithState"
+        return "transformWithStateInPandasExec" if self.pandas else "transformWithStateInPySparkExec"
+
+    @property
+    def function(self) -> str:
+        """The name of the user's class or function."""
+        user: Any = self.processor.function if isinstance(self.processor, GroupFunction) else type(self.processor)
+        return str(getattr(user, "__qualname__", user))
+
     def prepare(self, config: JobConfig, rows: DataFrame) -> PreparedProcessor:
         """Find out what the processor declares, before anything changes.
 
@@ -60,7 +74,7 @@ class ProcessorProgram:
             missing = next(name for name in self.keys if name.lower() not in columns)
             raise InvalidError(
                 "the input has no such column to group by",
-                hint=f"its columns are {', '.join(rows.columns)}",
+                hint=f"its columns are {', '.join(rows.columns)}; compute others in the input (rows.withColumn)",
                 column=missing,
             )
         check_key_types(key, "the grouping key")
@@ -75,8 +89,12 @@ class ProcessorProgram:
             sliced=isinstance(processor, GroupFunction),
             pandas=self.pandas,
             timezone=str(settings.get("spark.sql.session.timeZone")),
-            safe=settings.get("spark.sql.execution.pandas.convertToArrowArraySafely") == "true",
-            rows_per_frame=int(settings.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0) or 10_000,
+            safe=is_on(settings, "spark.sql.execution.pandas.convertToArrowArraySafely"),
+            rows_per_frame=limit(settings, MAX_RECORDS),
+            bytes_per_frame=limit(settings, "spark.sql.execution.arrow.maxBytesPerBatch"),
+            decimals_of_ints=is_on(settings, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
+            extension_ints=is_on(settings, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"),
+            by_name=is_on(settings, "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName"),
         )
         event_time = None
         if self.output_time is not None:
@@ -86,20 +104,22 @@ class ProcessorProgram:
         store = _store(config, self.store)
         initial = None if self.initial_state is None else initial_state(self.initial_state, key)
         program = replace(self, processor=processor)
-        return PreparedProcessor(program, config, store, key, form, event_time, self._declared(), initial)
+        declared = self._declared(nullable=settings.get("spark.sql.streaming.stateStore.encodingFormat") == "avro")
+        idle_batches = self.time_mode != "none" and is_on(settings, "spark.sql.streaming.noDataMicroBatches.enabled")
+        return PreparedProcessor(program, config, store, key, form, event_time, declared, initial, idle_batches)
 
-    def _declared(self) -> Declared:
+    def _declared(self, *, nullable: bool) -> Declared:
         """Run ``init`` on a copy, as Spark does. The processor itself is shipped unchanged."""
         discovery = Discovery(self.time_mode)
         copy: Any = cloudpickle.loads(cloudpickle.dumps(self.processor))  # type: ignore[no-untyped-call]
         copy.init(discovery)
         copy.close()
-        return discovery.found()
+        return discovery.found(nullable=nullable)
 
 
 @dataclass(frozen=True)
 class PreparedProcessor:
-    """A processor whose state variables are known."""
+    """A processor whose state variables are known. ``idle_batches``: it needs batches while the input is idle."""
 
     program: ProcessorProgram
     config: JobConfig
@@ -109,6 +129,7 @@ class PreparedProcessor:
     event_time: EventTime | None
     declared: Declared
     initial: InitialState | None
+    idle_batches: bool
 
     def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
         """Check the variables against the published checkpoints (task → checkpoint).
@@ -126,13 +147,22 @@ class PreparedProcessor:
             time_mode=program.time_mode,
             form=self.form,
             event_time=self.event_time,
-            variables=record.variables,
+            variables=self.declared.visible(record),
             parsed=self.declared.parsed,
             output_time=program.output_time,
         )
         first = self.initial if published is None else None
-        next_due = None if program.time_mode == "none" else run.next_due
-        return Bound(run, {RECORD: record.to_bytes()}, tuple(self.key.names), first, next_due)
+        next_due = run.next_due if self.idle_batches else None
+        return Bound(
+            run,
+            {RECORD: record.to_bytes()},
+            tuple(self.key.names),
+            first,
+            next_due,
+            operator=program.operator,
+            function=program.function,
+            counts=self.declared.counts(),
+        )
 
     def _published(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record | None:
         """The published record, or None before the first batch."""

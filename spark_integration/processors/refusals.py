@@ -33,6 +33,11 @@ _TEXTS = {
         "TTL duration must be greater than zero for State store operation={operation} on state={name}.",
         "42802",
     ),
+    "TRANSFORM_WITH_STATE_SCHEMA_MUST_BE_NULLABLE": (
+        "If Avro encoding is enabled, all the fields in the schema for column family {name} must be nullable when "
+        "using the TransformWithState operator. Please make the schema nullable. Current schema: {schema}",
+        "XXKST",
+    ),
 }
 
 
@@ -42,3 +47,10 @@ def refusal(doing: str, condition: str, **parts: Any) -> Exception:
 
     text, state = _TEXTS[condition]
     return PySparkRuntimeError(f"Error {doing}: [{condition}] {text.format(**parts)} SQLSTATE: {state}")
+
+
+def not_initialized(doing: str, kind: str, name: str) -> Exception:
+    """Return Spark's exception for the use of a state variable that ``init`` has deleted."""
+    from pyspark.errors import PySparkRuntimeError
+
+    return PySparkRuntimeError(f"Error {doing}: {kind.capitalize()} state {name} is not initialized.")

@@ -26,11 +26,12 @@ from pyspark.sql.types import StructType
 from spark_integration.context import StateContext
 from spark_integration.processors import timers
 from spark_integration.processors.group_state import GroupFunction
-from spark_integration.processors.groups import EventTime, Form, converted, grouped, in_time, newer
+from spark_integration.processors.groups import EventTime, Form, grouped, in_time
 from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALIZED, TIMER_PROCESSED, StoredHandle
 from spark_integration.processors.keys import decode_key
 from spark_integration.processors.states import Batch, delete_expired, first_expiry, list_prefixes
 from spark_integration.processors.variables import Variable
+from spark_integration.processors.yielded import converted, newer
 from statemgr import Store
 
 
@@ -38,8 +39,8 @@ from statemgr import Store
 class ProcessorRun:
     """The process function of a query with a processor. Spark ships it to the executors.
 
-    ``variables``: the record's variables, with all versions of their schemas. ``output_time``: the output column whose
-    times must be newer than the watermark.
+    ``variables``: those that ``init`` may ask for, with all versions of their schemas. ``output_time``: the output
+    column whose times must be newer than the watermark.
     """
 
     processor: StatefulProcessor

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 from pyspark.sql.types import Row, StructType
 
 from spark_integration.processors.keys import decode_key, encode_key
-from spark_integration.processors.refusals import refusal
+from spark_integration.processors.refusals import not_initialized, refusal
 from spark_integration.processors.values import value_serde
 from spark_integration.processors.variables import LIST, Variable
 from statemgr import Store
@@ -70,12 +70,17 @@ class Batch:
 
 
 class Cells:
-    """The values of one variable: bytes in the store ↔ rows, with their expiries and the index of expiries."""
+    """The values of one variable: bytes in the store ↔ rows, with their expiries and the index of expiries.
+
+    ``is_deleted``: ``init`` has deleted the variable after it had declared it.
+    """
+
+    is_deleted = False
 
     def __init__(self, batch: Batch, variable: Variable) -> None:
         self.batch = batch
         self.store = batch.store
-        self.name = variable.name
+        self.name, self.kind = variable.name, variable.kind
         self.prefix = variable_prefix(variable.name)
         self._schema = variable.schema
         #: Whether Spark's internal form of a field differs from the one that a processor sees.
@@ -86,7 +91,12 @@ class Cells:
         self._ahead: dict[bytes, bytes | None] = {}
 
     def place(self, doing: str) -> bytes:
-        """Return the start of the places of the variable's values for the current grouping key."""
+        """Return the start of the places of the variable's values for the current grouping key.
+
+        Raises: PySparkRuntimeError if ``init`` has deleted the variable.
+        """
+        if self.is_deleted:
+            raise not_initialized(doing, self.kind, self.name)
         return self.prefix + self.batch.key(doing)
 
     def own(self, place: bytes) -> bytes | None:
@@ -132,7 +142,7 @@ class Cells:
 
     def put(self, places: Sequence[bytes], values: Sequence[Any], *, new: bool = False) -> None:
         """Write values, each with a new expiry. ``new``: the places are empty."""
-        rows = [self._serde.serialize(self._schema.toInternal(plain(value))) for value in values]
+        rows = [self._serde.serialize(self._schema.toInternal(_row(value))) for value in values]
         if self._ttl_ms is None:
             self.write(list(zip(places, rows, strict=True)))
             return
@@ -269,7 +279,7 @@ class StoredMap(MapState):
         return self._cells.read(self._cells.store.get(self._at(key, doing)))
 
     def _at(self, key: tuple[Any, ...], doing: str) -> bytes:
-        return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(plain(key)))
+        return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(_row(key)))
 
     def _items(self, doing: str) -> Iterator[tuple[Row, Row]]:
         start = self._cells.place(doing)
@@ -345,6 +355,11 @@ def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
             part = []
     if part:
         yield part
+
+
+def _row(value: Any) -> Any:
+    """Convert what a processor passes as a row. As on Spark, a text is the row of its characters."""
+    return tuple(value) if isinstance(value, str) else plain(value)
 
 
 def plain(value: Any) -> Any:

@@ -58,6 +58,18 @@ def check_value_types(schema: StructType, what: str) -> None:
     _avro(schema, what)
 
 
+def is_nullable(kind: DataType) -> bool:
+    """Whether every field, element and value within a type may be null."""
+    name = type(kind).__name__
+    if name == "StructType":
+        return all(field.nullable and is_nullable(field.dataType) for field in kind.fields)  # type: ignore[attr-defined]
+    if name == "ArrayType":
+        return kind.containsNull and is_nullable(kind.elementType)  # type: ignore[attr-defined]
+    if name == "MapType":
+        return kind.valueContainsNull and is_nullable(kind.valueType)  # type: ignore[attr-defined]
+    return True
+
+
 def value_serde(versions: Sequence[StructType]) -> Serde:
     """Return a serde between Spark's internal form of a struct (a tuple) and bytes.
 
@@ -93,13 +105,15 @@ def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
     if new in _PROMOTIONS.get(old, ()):
         return None
     if old == new == "StructType":
-        fields = {field.name: field.dataType for field in written.fields}  # type: ignore[attr-defined]
-        found = (
-            unreadable(fields[field.name], field.dataType, f"{path}.{field.name}" if path else field.name)
-            for field in read.fields  # type: ignore[attr-defined]
-            if field.name in fields
-        )
-        return next(filter(None, found), None)
+        fields = {field.name: field for field in written.fields}  # type: ignore[attr-defined]
+        for field in read.fields:  # type: ignore[attr-defined]
+            at, before = f"{path}.{field.name}" if path else field.name, fields.get(field.name)
+            if not field.nullable and (before is None or before.nullable):
+                return f"{at} is declared NOT NULL now, and may be null in them"
+            reason = None if before is None else unreadable(before.dataType, field.dataType, at)
+            if reason is not None:
+                return reason
+        return None
     if old == new == "ArrayType":
         return unreadable(written.elementType, read.elementType, f"{path}.element")  # type: ignore[attr-defined]
     if old == new == "MapType":
@@ -152,17 +166,18 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
     """Return converters from Spark's internal form to Avro's input, and back. Neither is called with None."""
     name = type(kind).__name__
     if name == "StructType":
-        parts = [(_name(field.name), *_optional(field.dataType)) for field in kind.fields]  # type: ignore[attr-defined]
+        fields = kind.fields  # type: ignore[attr-defined]
+        parts = [(_name(field.name), *_optional(field.dataType, nullable=field.nullable)) for field in fields]
         return (
             lambda value: {at: pack(item) for (at, pack, _), item in zip(parts, value, strict=True)},
             lambda record: tuple(unpack(record[at]) for at, _, unpack in parts),
         )
     if name == "ArrayType":
-        pack, unpack = _optional(kind.elementType)  # type: ignore[attr-defined]
+        pack, unpack = _optional(kind.elementType, nullable=kind.containsNull)  # type: ignore[attr-defined]
         return lambda value: [pack(item) for item in value], lambda items: [unpack(item) for item in items]
     if name == "MapType":
         pack_key, unpack_key = _optional(kind.keyType)  # type: ignore[attr-defined]
-        pack_value, unpack_value = _optional(kind.valueType)  # type: ignore[attr-defined]
+        pack_value, unpack_value = _optional(kind.valueType, nullable=kind.valueContainsNull)  # type: ignore[attr-defined]
         return (
             lambda value: [{"key": pack_key(k), "value": pack_value(v)} for k, v in value.items()],
             lambda items: {unpack_key(item["key"]): unpack_value(item["value"]) for item in items},
@@ -177,10 +192,17 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
     return _same, _same
 
 
-def _optional(kind: DataType) -> tuple[_Convert, _Convert]:
+def _optional(kind: DataType, *, nullable: bool = True) -> tuple[_Convert, _Convert]:
     pack, unpack = _converters(kind)
+
+    def required(value: Any) -> Any:
+        if value is None:
+            raise ValueError("null where it is declared NOT NULL")
+        return pack(value)
+
+    optional = pack if pack is _same else lambda value: None if value is None else pack(value)
     return (
-        pack if pack is _same else lambda value: None if value is None else pack(value),
+        optional if nullable else required,
         unpack if unpack is _same else lambda value: None if value is None else unpack(value),
     )
 

@@ -48,12 +48,26 @@ class Variable:
 class Declared:
     """The declarations of a processor's ``init`` on the driver.
 
-    ``parsed``: DDL text → its schema, because workers cannot parse it.
+    ``deleted``: the names that it deletes → the declaration, where it declared the variable before. ``parsed``: DDL
+    text → its schema, because workers cannot parse it.
     """
 
     variables: Mapping[str, Variable]
-    deleted: frozenset[str] = frozenset()
+    deleted: Mapping[str, Variable | None] = field(default_factory=dict)
     parsed: Mapping[str, StructType] = field(default_factory=dict)
+
+    def visible(self, record: Record) -> dict[str, Variable]:
+        """Return the variables that ``init`` may ask for: those of the record, and those that it deletes itself."""
+        return {**{name: one for name, one in self.deleted.items() if one is not None}, **record.variables}
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of variables under the names of Spark's metrics."""
+        found = {"numDeletedStateVars": len(self.deleted)}
+        for kind in (VALUE, LIST, MAP):
+            own = [variable.ttl_ms for variable in self.variables.values() if variable.kind == kind]
+            found[f"num{kind.capitalize()}StateVars"] = own.count(None)
+            found[f"num{kind.capitalize()}StateWithTTLVars"] = len(own) - own.count(None)
+        return found
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ LONG = 64
 _DECIMAL = 16
 _VARINT = 10
 _LOGICAL_PLAIN = ("date", "timestamp-micros", "local-timestamp-micros")
+_MILLIS = np.iinfo(np.int64).max // 1000
 _LOGICAL_MILLIS = ("timestamp-millis", "local-timestamp-millis")
 
 
@@ -250,7 +251,10 @@ def _avro(schema: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> pa.A
     if logical == "decimal":
         return _decimal(schema, arrow, cursor, within)
     if logical in _LOGICAL_MILLIS:
-        return numbers(cursor.varint(within) * 1000, arrow, within)
+        millis = cursor.varint(within)
+        if bool(((millis > _MILLIS) | (millis < -_MILLIS)).any()):
+            raise _early()  # as microseconds, it would wrap around
+        return numbers(millis * 1000, arrow, within)
     if logical is not None and logical not in _LOGICAL_PLAIN:
         raise Unsupported
     if name == "record":

@@ -7,6 +7,7 @@
 | ``integer`` | bigint |
 | ``json`` | string: the JSON text |
 | ``msgpack`` | string: the value as JSON text |
+| ``kafka-streams-window`` and others with times | a struct: the key inside, and two bigints |
 | ``avro`` | the schema's type; string with JSON text if Spark has no such type (a union of several types, recursion) |
 """
 
@@ -42,7 +43,9 @@ from pyspark.sql.types import (
 from spark_integration.reading.avro_columns import AvroColumn, Version
 from statemgr.config import StoreConfig
 from statemgr.errors import CorruptError
-from statemgr.serdes import key_serde, value_serde
+from statemgr.serdes import Serde, key_serde, value_serde
+from statemgr.serdes import serde as named_serde
+from statemgr.serdes.windows import field_names, inner_key, parts_of
 
 #: Bytes, or None where a key is absent → an Arrow array.
 Decode = Callable[[Sequence[bytes | None]], pa.Array]
@@ -79,8 +82,11 @@ class Column:
 
 def key_column(store: StoreConfig) -> Column:
     """Return the column of a store's keys."""
-    serde = key_serde(store)
-    return _column(store.key_serde, serde.serialize, serde.deserialize)
+    serde, parts = key_serde(store), parts_of(store.key_serde)
+    if parts is None:
+        return _column(store.key_serde, serde.serialize, serde.deserialize)
+    kind, inner = parts[0], named_serde(parts[1])
+    return _with_times(kind, _column(parts[1], inner.serialize, inner.deserialize), serde)
 
 
 def value_column(store: StoreConfig) -> Column:
@@ -146,6 +152,22 @@ def _column(name: str, serialize: Callable[[Any], bytes], deserialize: Callable[
         return Column(LongType(), _integers, serialize, ordered=True)
     decode = _utf8 if name == "json" else _texts(deserialize)
     return Column(StringType(), decode, serialize, ordered=False)
+
+
+def _with_times(kind: str, inner: Column, serde: Serde[Any]) -> Column:
+    """The column of keys with times."""
+    names = field_names(kind)
+    fields = [StructField(name, of, True) for name, of in zip(names, (inner.kind, LongType(), LongType()), strict=True)]
+
+    def decode(data: Sequence[bytes | None]) -> pa.Array:
+        there = [one for one in data if one is not None]
+        numbers = [serde.deserialize(one)[1:] for one in there]
+        columns = [pa.array([pair[at] for pair in numbers], pa.int64()) for at in (0, 1)]
+        found = pa.StructArray.from_arrays([inner.decode([inner_key(one) for one in there]), *columns], list(names))
+        places = iter(range(len(there)))
+        return found.take(pa.array([None if one is None else next(places) for one in data], pa.int64()))
+
+    return Column(StructType(fields), decode, serde.serialize, ordered=False)
 
 
 def _utf8(data: Sequence[bytes | None]) -> pa.Array:

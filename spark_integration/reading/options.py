@@ -80,7 +80,7 @@ class Options:
     def tasks(self, config: JobConfig) -> tuple[str, ...]:
         """Return the tasks in ``task``: names or numbers, separated by commas; all if not set. Raises: InvalidError."""
         names = [part.strip() for part in self.given.get("task", "").split(",") if part.strip()]
-        tasks = [task_name(int(name)) if name.isdecimal() else name for name in names]
+        tasks = [task_name(int(name)) if name.isdecimal() and len(name) < 10 else name for name in names]
         for task in tasks:
             try:
                 there = task_index(task) < config.tasks

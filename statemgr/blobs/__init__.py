@@ -11,7 +11,8 @@ from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import JobConfig, blob_store_of
-from statemgr.errors import ConfigError, PrerequisiteMissing
+from statemgr.config.plug_ins import plugged
+from statemgr.errors import ConfigError
 from statemgr.model.blob_counts import counts_of
 from statemgr.ports import BlobStore, Clock, OpenBlobStore
 
@@ -36,12 +37,10 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
             "blob.store.uri is not set", key="blob.store.uri", hint="set it to file:///directory or s3://bucket/prefix"
         )
     entry = blob_store_of(uri)
-    try:
-        open_store: OpenBlobStore = entry.load()
-    except ModuleNotFoundError as error:
-        package = entry.dist.name if entry.dist else f"'statemgr[{entry.name}]'"
-        raise PrerequisiteMissing(
-            f"the blob store for {entry.name}:// URIs needs {error.name}, which is not installed",
-            hint=f"pip install {package}",
-        ) from error
-    return open_store(uri, config, clock)
+    what, hide = f"the blob store for {entry.name}:// URIs", config.hider()
+    package = entry.dist.name if entry.dist else f"'statemgr[{entry.name}]'"
+    open_store: OpenBlobStore = plugged(what, entry.load, package=package, hide=hide)
+    if entry.dist is None:
+        return open_store(uri, config, clock)
+    what = f"{what} ({entry.value} of the package {package})"
+    return plugged(what, lambda: open_store(uri, config, clock), BlobStore, package=package, hide=hide)

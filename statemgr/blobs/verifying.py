@@ -53,9 +53,15 @@ class VerifyingBlobStore:
             )
 
     def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
-        """The store that copies sees to it that the bytes are the same."""
+        """The store that copies sees to it that the bytes are the same. A copy of another size is deleted, and does not
+        count."""
         inner = self.inner
-        return isinstance(inner, CopyingBlobStore) and inner.copy_from(source, wanted, blob_id, ttl_days=ttl_days)
+        if not isinstance(inner, CopyingBlobStore) or not inner.copy_from(source, wanted, blob_id, ttl_days=ttl_days):
+            return False
+        if inner.stat(blob_id).size == wanted.size:
+            return True
+        inner.delete(blob_id)
+        return False
 
     def _holds(self, blob_id: str, body: Body) -> bool:
         there, size = hasher(), 0

@@ -1,1 +1,1 @@
-"""The command line: one file a command group (floor 5). Wiring and rendering only."""
+"""The command line: the group of all commands, and those that are no operations."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
 import click
 
-from statemgr.cli.options import DEFAULT_FILE, Call, job_options, json_option
-from statemgr.cli.output import print_json, say
 from statemgr.config import JobConfig
 from statemgr.config.job import CLIENT_KINDS
 from statemgr.config.keys import KEYS
 from statemgr.config.secrets import masked
 from statemgr.errors import InvalidError
+from statemgr.terminal.files import write_file
+from statemgr.terminal.options import DEFAULT_FILE, Call, job_options, json_option
+from statemgr.terminal.output import print_json, say
 
 #: What ``init --example`` writes; the files are next to this module.
 EXAMPLE_FILES = ("service.py", "send.py", DEFAULT_FILE, "docker-compose.yml", "test_service.py")
@@ -186,23 +186,6 @@ def _next_commands(directory: Path) -> list[str]:
         "python service.py          # stop it with Ctrl-C, or kill it and start it again",
         "statemgr store scan totals",
     ]
-
-
-def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
-    """Write a configuration file, or one that belongs to it.
-
-    Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
-    Raises: InvalidError if it exists and ``force`` is not given.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        descriptor = os.open(path, flags, mode)
-    except FileExistsError:
-        raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
-    except FileNotFoundError:
-        raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def filled_template(name: str) -> str:

@@ -1,7 +1,7 @@
 """``statemgr``: finds commands, loads the one that is called, and turns errors into one line and an exit status.
 
-The table here has statemgr's own commands. Other packages add theirs as entry points of the group
-``statemgr.commands``.
+The table here has the commands that are no operations; each operation names its own. Other packages add theirs as entry
+points of the group ``statemgr.commands``.
 """
 
 from __future__ import annotations
@@ -20,47 +20,30 @@ from typing import Any
 import click
 
 from statemgr import __version__
-from statemgr.cli.output import describe, show_error
 from statemgr.errors import PrerequisiteMissing, StatemgrError
+from statemgr.operations import commands
+from statemgr.terminal.output import describe, show_error
 
 #: Name → (module and attribute, short help). With the help here, ``--help`` does not have to load every command.
-_BUILT_IN = {
-    "adopt": ("statemgr.cli.adopt:command", "Take over the state of a job that other software ran."),
+_OWN = {
     "bench": (
         "statemgr_tools.commands.bench:command",
         "Measure commits, restores and calls, and compare them with references.",
     ),
-    "checkpoints": ("statemgr.cli.checkpoints:command", "List and show checkpoints, and go back to one."),
     "config": ("statemgr.cli.config:command", "Show or check the configuration."),
-    "copy": ("statemgr.cli.copy:command", "Copy the state of the job at a checkpoint into a new job."),
     "demo": ("statemgr_tools.commands.demo:demo", "Run a real PySpark pipeline, kill it, restore it, recount it."),
     "dev": (
         "statemgr_tools.commands.dev:command",
         "Start and stop a local Kafka broker and S3 server, without Docker.",
     ),
-    "doctor": ("statemgr.cli.doctor:command", "Check everything that the job needs, and say how to fix it."),
-    "gc": ("statemgr.cli.gc:command", "Delete the blobs that no checkpoint needs."),
+    "explain": ("statemgr.cli.explain:command", "Explain a kind of error, or a fault of a job."),
     "init": ("statemgr.cli.config:init_command", "Write a commented configuration file, or an example that runs."),
-    "materialize": (
-        "statemgr.cli.materialize:command",
-        "Build first snapshots from the changelogs of a running job, for it to adopt.",
-    ),
-    "migrate": ("statemgr.cli.migrate:command", "Move the job to another backend, step by step, and back."),
-    "permit": (
-        "statemgr.cli.permit:command",
-        "Give the next opening a permission for something that could lose state.",
-    ),
     "plan-capacity": (
         "statemgr_tools.commands.plan_capacity:command",
         "Estimate requests, bytes, cost and restore times of a planned job.",
     ),
-    "rescale": ("statemgr.cli.rescale:command", "Give the job more or fewer tasks, and go back."),
     "restore": ("statemgr.cli.restore:command", "Restore committed state into a directory."),
-    "snapshots": ("statemgr.cli.snapshots:command", "List, show, verify and compare snapshots in the blob store."),
-    "standby": ("statemgr.cli.standby:command", "Keep an up-to-date copy of the state of tasks on this machine."),
     "store": ("statemgr.cli.store:command", "Read keys from the committed state of a store."),
-    "top": ("statemgr.cli.top:command", "Show the tasks by lag and age, refreshed."),
-    "topics": ("statemgr.cli.topics:command", "Create, check or repair the topics of the job."),
     "ui": ("statemgr_tools.commands.ui:command", "Serve a read-only web page about jobs."),
 }
 #: The extra that a command needs, if it is not `spark`.
@@ -70,8 +53,13 @@ _INTERRUPTED = 130
 _NUMBER = re.compile(r"[+-]?[0-9]{1,7}(\.[0-9]{1,7})?([kKMGTPE]?(i?B)?|ms|s|min|h)")
 
 
+@cache
+def _built_in() -> dict[str, tuple[str, str]]:
+    return _OWN | commands()
+
+
 class _Notices(logging.Handler):
-    """Prints what the loading of the configuration logs, one line each."""
+    """Prints what the loading of the configuration logs, and what a command waits for, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"note: {record.getMessage()}", err=True)
@@ -84,14 +72,16 @@ class CommandLine(click.Group):
     """The top group. It loads commands only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*_BUILT_IN, *_others()})
+        return sorted({*_built_in(), *_others()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command. If its extra is missing, the result is a command that says so."""
-        target = _BUILT_IN[cmd_name][0] if cmd_name in _BUILT_IN else _others().get(cmd_name)
+        target = _built_in()[cmd_name][0] if cmd_name in _built_in() else _others().get(cmd_name)
         if target is None:
             return None
         module, _, attribute = target.partition(":")
+        if cmd_name not in _built_in():
+            return _plugged_in(cmd_name, target)
         try:
             loaded: click.Command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
@@ -105,7 +95,7 @@ class CommandLine(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Also suggest the nearest command for an unknown one."""
-        if args and not args[0].startswith("-") and args[0] not in _BUILT_IN and args[0] not in _others():
+        if args and not args[0].startswith("-") and args[0] not in _built_in() and args[0] not in _others():
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
@@ -114,10 +104,14 @@ class CommandLine(click.Group):
         """List the commands without loading statemgr's own."""
         rows = []
         for name in self.list_commands(ctx):
-            if name in _BUILT_IN:
-                rows.append((name, _BUILT_IN[name][1]))
-            elif (loaded := self.get_command(ctx, name)) is not None:
-                rows.append((name, loaded.get_short_help_str()))
+            if name in _built_in():
+                rows.append((name, _built_in()[name][1]))
+                continue
+            try:
+                loaded = self.get_command(ctx, name)
+                rows.append((name, loaded.get_short_help_str() if loaded else ""))
+            except StatemgrError as error:
+                rows.append((name, error.message))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -126,7 +120,7 @@ class CommandLine(click.Group):
     ) -> None:
         """Run a command, and exit with its status."""
         extra.pop("standalone_mode", None)
-        arguments = list(sys.argv[1:] if args is None else args)
+        arguments = _config_last(list(sys.argv[1:] if args is None else args))
         sys.exit(self._status(arguments, prog_name or "statemgr", extra))
 
     def _status(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
@@ -145,8 +139,10 @@ class CommandLine(click.Group):
             show_error("interrupted")
             return _INTERRUPTED
         except StatemgrError as error:
+            from statemgr.cli.explain import see  # only now: it loads what no command needs
+
             _debug(arguments)
-            show_error(describe(error), error.hint, error.documentation)
+            show_error(describe(error), error.hint, see(error))
             return error.exit_status
         except BrokenPipeError:
             # the reader of a pipe has ended (`| head`): nothing is wrong, and nothing more can be written
@@ -156,6 +152,24 @@ class CommandLine(click.Group):
             _debug(arguments)
             show_error(str(error))
             return 1
+
+
+def _config_last(arguments: list[str]) -> list[str]:
+    """The arguments with a configuration file that is named before the command moved to where the command takes it."""
+    at = 0
+    while at < len(arguments) and arguments[at] == "--debug":
+        at += 1
+    name, equals, value = arguments[at].partition("=") if at < len(arguments) else ("", "", "")
+    if name.startswith("-c"):  # click takes `-c FILE` and `-cFILE`
+        name, equals, value = "-c", arguments[at][2:], arguments[at][2:]
+    size = 1 if equals else 2
+    if name not in ("-c", "--config") or len(arguments) <= at + size:
+        return arguments
+    rest = arguments[:at] + arguments[at + size :]
+    if any(one in ("-c", "--config") or one.startswith("--config=") for one in rest):
+        return arguments  # the option of the command counts
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*rest[:end], "--config", value if equals else arguments[at + 1], *rest[end:]]
 
 
 def _choices(error: click.ClickException) -> Iterator[str]:
@@ -172,7 +186,7 @@ def _without_values(message: str, arguments: Sequence[str], near: Iterable[str])
     """
     from statemgr.config.secrets import MASK  # `--help` needs no configuration
 
-    known = {*_BUILT_IN, *_others(), *near}
+    known = {*_built_in(), *_others(), *near}
     for argument in sorted(set(arguments), key=len, reverse=True):
         value = argument.partition("=")[2]
         given = [value] if argument.startswith("-") else [argument, value]
@@ -199,6 +213,19 @@ def _others() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="statemgr.commands")}
 
 
+def _plugged_in(name: str, target: str) -> click.Command:
+    """The command of another package. Raises: ConfigError if it cannot be loaded, or is none."""
+    from statemgr.config.plug_ins import plugged  # `--help` alone needs no configuration
+
+    module, _, attribute = target.partition(":")
+    try:
+        what = f"the command {name!r} ({target})"
+        loaded: click.Command = plugged(what, lambda: getattr(import_module(module), attribute), click.Command)
+        return loaded
+    except PrerequisiteMissing as missing:
+        return _not_installed(name, str(missing.where["module"]))
+
+
 def _not_installed(name: str, module: str) -> click.Command:
     extra = _EXTRAS.get(name, "spark")
 
@@ -221,6 +248,9 @@ def _not_installed(name: str, module: str) -> click.Command:
 @click.command(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="statemgr")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "--config", "-c", type=click.Path(), expose_value=False, help="Configuration file, if the command has one."
+)
 def cli(debug: bool) -> None:
     """Keyed state of stream jobs, restored in bulk from a blob store. Kafka says which state is current.
 
@@ -238,6 +268,9 @@ def cli(debug: bool) -> None:
         # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
         logging.getLogger("statemgr.config").addHandler(_NOTICES)
+        waits = logging.getLogger("statemgr.kafka.metadata")
+        waits.addHandler(_NOTICES)
+        waits.setLevel(logging.INFO)
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from statemgr.cli.options import Call, job_options
-from statemgr.cli.output import say, size
 from statemgr.ids import task_path
+from statemgr.terminal.options import Call, job_options
+from statemgr.terminal.output import say, size
 
 
 @click.command("restore")

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from statemgr.cli.options import Call, job_options
-from statemgr.cli.output import console, print_json, say, show_error
 from statemgr.config import JobConfig, StoreConfig
-from statemgr.errors import ConfigError, InvalidError, StatemgrError
+from statemgr.errors import ConfigError
+from statemgr.terminal.items import key_serde_option, parse, render, text, value_serde_of, value_serde_option
+from statemgr.terminal.options import Call, job_options
+from statemgr.terminal.output import console, print_json, say, show_error
 
 if TYPE_CHECKING:
     from statemgr.ports import ReadableStore
-    from statemgr.serdes import Serde
-
-_SERDES = click.Choice(["bytes", "hex", "string", "integer", "json", "msgpack"])
-key_serde_option = click.option("--key-serde", type=_SERDES, help="Default: the serde of the store.")
-value_serde_option = click.option("--value-serde", type=_SERDES, help="Default: the serde of the store.")
 
 
 @click.group("store")
@@ -115,65 +111,10 @@ def count_command(call: Call, store: str) -> None:
         console().print(f"{sum(count for _, count in counts)} keys")
 
 
-def parse(given: str, serde_name: str) -> bytes:
-    """A key as bytes. Raises: InvalidError if it is not a key of that serde."""
-    from statemgr.serdes import serde
-
-    try:
-        if serde_name == "bytes":
-            return bytes.fromhex(given[2:]) if given.startswith("0x") else given.encode()
-        if serde_name == "hex":
-            return bytes.fromhex(given.removeprefix("0x"))
-        readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
-        return serde(serde_name).serialize(readers.get(serde_name, str)(given))
-    except (ValueError, OverflowError, RecursionError, InvalidError):
-        raise InvalidError(
-            f"{given!r} is not a key of the serde {serde_name}", hint="choose another with --key-serde"
-        ) from None
-
-
-def render(data: bytes, serde_name: str | Serde) -> Any:
-    """Bytes as a value that JSON has. Raises: InvalidError if the serde cannot read them."""
-    from statemgr.serdes import serde
-
-    if serde_name == "hex":
-        return data.hex()
-    try:
-        if serde_name != "bytes":
-            return _for_json(serde(serde_name).deserialize(data))
-        decoded = data.decode()
-        return decoded if decoded.isprintable() else f"0x{data.hex()}"
-    except (ValueError, RecursionError, StatemgrError):
-        if serde_name == "bytes":
-            return f"0x{data.hex()}"
-        raise InvalidError(
-            f"the serde does not read 0x{data[:40].hex()}: {serde_name if isinstance(serde_name, str) else 'avro'}",
-            hint="choose others with --key-serde and --value-serde",
-        ) from None
-
-
-def _for_json(value: Any) -> Any:
-    """Turn what JSON does not have (bytes, dates) into text."""
-    if isinstance(value, dict):
-        return {str(_for_json(key)): _for_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_for_json(item) for item in value]
-    if isinstance(value, bytes):
-        return f"0x{value.hex()}"
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def text(value: Any) -> str:
-    """A rendered value on one line."""
-    if isinstance(value, str) and value.isprintable():
-        return value
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _bounds(
     start: str | None, end: str | None, prefix: str | None, to_bytes: Callable[[str], bytes]
 ) -> tuple[bytes | None, bytes | None]:
-    from statemgr.engine.store import after_prefix
+    from statemgr.stores.store import after_prefix
 
     if prefix is None:
         return None if start is None else to_bytes(start), None if end is None else to_bytes(end)
@@ -181,13 +122,6 @@ def _bounds(
         raise click.UsageError("--prefix cannot be used with --from or --to")
     first = to_bytes(prefix)
     return first, after_prefix(first)
-
-
-def value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:
-    """The serde to show values with: the one that was given, or the store's."""
-    from statemgr.serdes import value_serde
-
-    return given or (value_serde(store) if store.value_serde == "avro" else store.value_serde)
 
 
 def _configured(config: JobConfig, store: str) -> StoreConfig:

@@ -12,8 +12,10 @@ from statemgr.errors import ConfigError
 if TYPE_CHECKING:
     from statemgr.config.job import JobConfig
 
-#: ``PUBLISHED`` is next to a task's stores on disk. In Samza, ``stores.default.*`` are defaults of all stores.
-_RESERVED = ("PUBLISHED", "default")
+#: Is next to a task's stores on disk.
+_PUBLISHED = "PUBLISHED"
+#: In Samza, ``stores.default.*`` are defaults of all stores.
+RESERVED_STORES = (_PUBLISHED, "default")
 #: Settings of clients that the protocol depends on.
 _OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
 _MOST_TOPIC = 249
@@ -46,6 +48,7 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
             name = name.removeprefix(kind)
         if key.startswith("kafka.") and name in _OWN_SETTINGS:
             yield _Problem(key, f"{key} cannot be set: exactly-once publishing depends on it", "remove the key")
+    yield from _of_names(config)
     yield from _of_encryption(config)
     yield from _of_versions(config)
     for store in config.stores.values():
@@ -55,6 +58,18 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
         yield from _of_memory(store, config.memory_bytes)
     yield from _of_schemas("task.input", config.input_value_serde, config.get("task.input.value.avro.schemas"))
     yield from _of_topics(config)
+
+
+def _of_names(config: JobConfig) -> Iterator[_Problem]:
+    """A store's name is the name of a directory, and macOS ignores the case of these."""
+    seen = {_PUBLISHED.lower(): _PUBLISHED}
+    for name in config.stores:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            message = (
+                f"the name of the store {name!r} differs from {other!r} only in case: on macOS, both are one directory"
+            )
+            yield _Problem(f"stores.{name}", message, "choose another name for the store")
 
 
 def _of_encryption(config: JobConfig) -> Iterator[_Problem]:
@@ -79,8 +94,8 @@ def _of_versions(config: JobConfig) -> Iterator[_Problem]:
 
 def _of_store(store: StoreConfig) -> Iterator[_Problem]:
     key = f"stores.{store.name}"
-    if store.name.startswith("_") or store.name in _RESERVED:
-        hint = "choose a name that does not start with '_' and is not " + " or ".join(_RESERVED)
+    if store.name.startswith("_") or store.name in RESERVED_STORES:
+        hint = "choose a name that does not start with '_' and is not " + " or ".join(RESERVED_STORES)
         yield _Problem(key, f"{key} uses a reserved name for a store", hint)
     key = f"stores.{store.name}.restore.factories"
     if store.restore_factories and not store.durable:
@@ -131,6 +146,8 @@ def _of_topics(config: JobConfig) -> Iterator[_Problem]:
     topics = [("task.checkpoint.topic", config.checkpoint_topic)]
     topics += [(f"stores.{store.name}.changelog.topic", store.changelog_topic) for store in config.stores.values()]
     topics += [("task.inputs", topic) for topic in config.inputs]
+    # a job may send to its own input, to try again later
+    topics += [("task.outputs", topic) for topic in config.outputs if topic not in config.inputs]
     used: dict[str, str] = {}
     for key, topic in topics:
         if len(topic) > _MOST_TOPIC:

@@ -32,6 +32,10 @@ T = TypeVar("T")
 ClientKind = Literal["producer", "consumer", "admin"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("producer", "consumer", "admin")
 _S3 = "blob.store.s3."
+#: Begins the name of a checkpoint topic, unless another name is set.
+CHECKPOINTS = "__statemgr_checkpoints_"
+#: librdkafka's default of ``message.max.bytes``, and what it adds to a record (RD_KAFKAP_MESSAGE_V2_MAX_OVERHEAD).
+_MESSAGE_MAX_BYTES, _OF_RECORD = 1_000_000, 36
 log = logging.getLogger(__name__)
 
 
@@ -118,7 +122,7 @@ class JobConfig:
     log_format = _setting("log.format", str)
     log_level = _setting("log.level", str)
 
-    @property
+    @cached_property
     def job_key(self) -> str:
         """``<name>/<ID>``."""
         return f"{self.job_name}/{self.job_id}"
@@ -129,8 +133,17 @@ class JobConfig:
         return cast("int | None", self.get("metrics.port"))
 
     @property
+    def owner_published(self) -> bool:
+        """Whether checkpoints name the process that published them."""
+        return bool(self.get("job.owner.published"))
+
+    @property
     def inputs(self) -> list[str]:
         return list(self.get("task.inputs"))
+
+    @property
+    def outputs(self) -> list[str]:
+        return list(self.get("task.outputs"))
 
     input_key_serde = _setting("task.input.key.serde", str)
     input_value_serde = _setting("task.input.value.serde", str)
@@ -142,7 +155,7 @@ class JobConfig:
         key = "task.input.value.avro.schemas"
         return schemas_of(key, self.get(key))
 
-    @property
+    @cached_property
     def state_dir(self) -> Path:
         """Local directory of the stores, resolved. A relative path starts at the working directory."""
         return Path(str(self._resolved("state.dir")))
@@ -159,10 +172,10 @@ class JobConfig:
     snapshot_interval = _setting("task.commit.snapshot.interval", SnapshotInterval.parse)
     tolerated_snapshot_failures = _setting("task.commit.snapshot.tolerated.failures", int)
 
-    @property
+    @cached_property
     def checkpoint_topic(self) -> str:
         given = self.values.get("task.checkpoint.topic")
-        return str(given or f"__statemgr_checkpoints_{topic_name(self.job_name, self.job_id)}")
+        return str(given or f"{CHECKPOINTS}{topic_name(self.job_name, self.job_id)}")
 
     # --- stores ---------------------------------------------------------------------------------------------
 
@@ -209,6 +222,13 @@ class JobConfig:
         )
 
     # --- Kafka ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def most_record_bytes(self) -> int:
+        """Bytes of key, value and headers of the largest record that the producer takes."""
+        keys = ("kafka.producer.message.max.bytes", "kafka.message.max.bytes")
+        most = next((int(str(self._resolved(key))) for key in keys if key in self.values), _MESSAGE_MAX_BYTES)
+        return most - _OF_RECORD
 
     def kafka_client(self, kind: ClientKind) -> dict[str, str | int | float | bool]:
         """Settings for one of librdkafka's clients, resolved and with secrets in plain text.

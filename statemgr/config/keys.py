@@ -27,6 +27,7 @@ from statemgr.config.values import (
     Kind,
     Value,
     choice,
+    duration,
     integer,
     number,
     numbers,
@@ -36,6 +37,12 @@ from statemgr.errors import ConfigError
 #: Serdes whose bytes of equal values are always equal, so that a key can be found.
 KEY_SERDES = ("bytes", "string", "integer", "json", "msgpack")
 VALUE_SERDES = (*KEY_SERDES, "avro")
+#: Serdes of keys with times, which may have that of the keys inside in parentheses.
+WINDOW_SERDES = ("kafka-streams-window", "kafka-streams-session", "quix-window", "quix-timestamp")
+_STORE_KEY_SERDE = Kind(
+    f"one of {', '.join((*KEY_SERDES, *WINDOW_SERDES))}, the last ones also as in {WINDOW_SERDES[0]}(string)",
+    choice(*KEY_SERDES, *WINDOW_SERDES, *(f"{one}({key})" for one in WINDOW_SERDES for key in KEY_SERDES[1:])).parse,
+)
 #: A store's name in a key has no dots, so that a mistyped key is never taken for another store.
 _STORE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 _CLIENT_SETTING = re.compile(
@@ -59,7 +66,7 @@ class Key(NamedTuple):
     default_text: str = ""
 
 
-_MS, _BYTES = "milliseconds", "bytes"
+_BYTES = "bytes"
 _VERSIONS = numbers((1, 2), "a list of 1 and 2")
 
 # fmt: off
@@ -73,6 +80,9 @@ KEYS: tuple[Key, ...] = (
         "Number of tasks (partitions of the state). `statemgr rescale` changes it for a job that has checkpoints."),
     Key("task.inputs", TOPICS, [],
         "Input topics of a consumer loop."),
+    Key("task.outputs", TOPICS, [],
+        "Topics that the application sends output to. `statemgr topics create`, `topics check` and `doctor` report "
+        "those that do not exist, and a consumer loop does not start without them."),
     Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
         "Serde of the keys of a consumer loop's messages."),
     Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",
@@ -96,6 +106,9 @@ KEYS: tuple[Key, ...] = (
     Key("metrics.port", integer(0, 65535), None,
         "Port of the HTTP server with the Prometheus metrics (`/metrics`) and the pages for probes (`/healthz`, "
         "`/readyz`); 0 picks a free one.", "off"),
+    Key("job.owner.published", BOOLEAN, True,
+        "Whether a checkpoint names the process that published it, for `statemgr top` and the page: its machine, its "
+        "process ID, and its version of statemgr. Everybody who may read the checkpoint topic can read them."),
     Key("task.backup.factories", FACTORIES, [KAFKA_CHANGELOG],
         "Where commits store state: `kafka-changelog`, `blob-store` (snapshots, and the changes after them) or both. "
         "An empty list backs nothing up."),
@@ -111,11 +124,11 @@ KEYS: tuple[Key, ...] = (
         "Versions of checkpoint records that statemgr writes. Add 1 while older software may take the job over."),
     Key("task.checkpoint.retained", integer(1, 100), 2,
         "Number of checkpoints to keep per task."),
-    Key("task.commit.ms", integer(1, DAY_MS, _MS), 60_000,
+    Key("task.commit.ms", duration(1, DAY_MS), 60_000,
         "Time between the commits of a consumer loop."),
-    Key("task.commit.max.delay.ms", integer(0, DAY_MS, _MS), 60_000,
+    Key("task.commit.max.delay.ms", duration(0, DAY_MS), 60_000,
         "Pause input when a commit takes longer than this."),
-    Key("task.commit.timeout.ms", integer(1000, 900_000, _MS), 300_000,
+    Key("task.commit.timeout.ms", duration(1000, 900_000), 300_000,
         "Longest time that a commit may take. It is also the timeout of the transaction, and brokers allow at most "
         "900000 by default."),
     Key("task.commit.snapshot.interval", INTERVAL, ["50 commits", "256 MiB", "10 min"],
@@ -132,16 +145,17 @@ KEYS: tuple[Key, ...] = (
         "Restore factories of this store.", "`task.restore.factories`"),
     Key("stores.<name>.changelog.topic", TOPIC, None,
         "Changelog topic of this store.", "`<job.name>-<job.id>-<name>-changelog`"),
-    Key("stores.<name>.changelog.min.compaction.lag.ms", integer(0, 365 * DAY_MS, _MS), 4 * HOUR_MS,
+    Key("stores.<name>.changelog.min.compaction.lag.ms", duration(0, 365 * DAY_MS), 4 * HOUR_MS,
         "Records of the changelog that are younger than this are not compacted."),
-    Key("stores.<name>.key.serde", choice(*KEY_SERDES), "bytes",
-        "Serde of the keys. `integer` writes 8 bytes that sort like the numbers."),
+    Key("stores.<name>.key.serde", _STORE_KEY_SERDE, "bytes",
+        "Serde of the keys. `integer` writes 8 bytes that sort like the numbers. Those of keys with times may have the "
+        "serde of the keys inside in parentheses: `kafka-streams-window(string)`."),
     Key("stores.<name>.value.serde", choice(*VALUE_SERDES), "bytes",
         "Serde of the values."),
     Key("stores.<name>.value.avro.schemas", AVRO_SCHEMAS, None,
         "For the serde `avro`: every version of the schema of the values, oldest first. New values are written with "
         "the last one. `${file:PATH}` reads the JSON array from a file.", "none"),
-    Key("stores.<name>.ttl.ms", integer(1, 100 * 365 * DAY_MS, _MS), None,
+    Key("stores.<name>.ttl.ms", duration(1, 100 * 365 * DAY_MS), None,
         "How long an entry lives after it was last written, in stores of consumer loops. A store cannot get a TTL, or "
         "lose it, after its first commit.", "entries do not expire"),
     Key("stores.<name>.write.batch.size", integer(1, 1_000_000), 5000,
@@ -192,7 +206,7 @@ KEYS: tuple[Key, ...] = (
         "Server-side encryption that every upload requests.", "the bucket's"),
     Key("blob.store.s3.sse.kms.key.id", TEXT, None,
         "KMS key (ID or ARN) for `aws:kms` and `aws:kms:dsse`.", "AWS's own"),
-    Key("blob.store.ttl.days", integer(1, 3650, "days"), 30,
+    Key("blob.store.ttl.days", duration(1, 3650, "days"), 30,
         "Time to live of blobs that no checkpoint refers to yet."),
     Key("blob.store.part.size", integer(1024, 5 * GIBIBYTE, _BYTES), 64 * MEBIBYTE,
         "Size of the parts that files are split into. Each part is one blob."),
@@ -204,11 +218,11 @@ KEYS: tuple[Key, ...] = (
         "Total size of the parts that are transferred at the same time. A part that is larger is transferred alone."),
     Key("blob.store.retry.policy.max.retries", integer(-1, 1_000_000), 10,
         "How often a request is repeated; -1 sets no limit other than the duration."),
-    Key("blob.store.retry.policy.max.retry.duration.millis", integer(0, DAY_MS, _MS), 120_000,
+    Key("blob.store.retry.policy.max.retry.duration.millis", duration(0, DAY_MS), 120_000,
         "How long a request is repeated."),
-    Key("blob.store.retry.policy.backoff.delay.millis", integer(0, DAY_MS, _MS), 100,
+    Key("blob.store.retry.policy.backoff.delay.millis", duration(0, DAY_MS), 100,
         "Wait before the first repetition."),
-    Key("blob.store.retry.policy.backoff.max.delay.millis", integer(0, DAY_MS, _MS), 10_000,
+    Key("blob.store.retry.policy.backoff.max.delay.millis", duration(0, DAY_MS), 10_000,
         "Longest wait between two repetitions."),
     Key("blob.store.retry.policy.backoff.delay.factor", number(1, 100), 2.0,
         "Each wait is this many times as long as the one before."),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from statemgr.config.units import MILLIS
+
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\Z")
 #: What is limited → the units that a limit may have.
-_UNITS = {
+_UNITS: Mapping[str, Mapping[str, float]] = {
     "commits": {"commit": 1, "commits": 1},
     "size": {"b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9},
-    "seconds": {"s": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600},
+    "seconds": {name: millis / 1000 for name, millis in MILLIS.items()},
 }
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from statemgr.config.factories import blob_store_of
 from statemgr.config.policies import SnapshotInterval
+from statemgr.config.units import MILLIS, UNITS, duration_ms, duration_text
 from statemgr.ids import NAME
 
 #: The type of a key's value after parsing. JSON has all of them.
@@ -78,6 +79,26 @@ def integer(minimum: int, maximum: int, unit: str = "") -> Kind:
 
     suffix = f" ({unit})" if unit else ""
     return Kind(f"a whole number from {minimum} to {maximum}{suffix}", parse)
+
+
+def duration(minimum: int, maximum: int, unit: str = "milliseconds") -> Kind:
+    """A duration in whole ``unit``\\ s with ``minimum`` ≤ value ≤ ``maximum``: a number of them, or a text with a
+    unit."""
+    length = MILLIS[unit]
+
+    def parse(value: object) -> int:
+        if isinstance(value, str):
+            value = duration_ms(value, unit) / length
+            value = int(value) if value.denominator == 1 else None
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise ValueError
+        return value
+
+    least, most = duration_text(minimum * length), duration_text(maximum * length)
+    return Kind(
+        f"a duration from {least} to {most}, with a unit ({UNITS}) or as a number of {unit}",
+        parse,
+    )
 
 
 def number(minimum: float, maximum: float) -> Kind:

@@ -25,6 +25,8 @@ class AssignedTask:
     """Task ``index`` of this member. Only the loop's thread uses it.
 
     Attributes:
+        sources: the source partitions that are its current input.
+        retained: how many checkpoints the topic retains of it.
         opening: the opening of the task, which restores it.
         inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
         task: the open task; None while it is being opened.
@@ -34,9 +36,12 @@ class AssignedTask:
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
         announced: whether the application was told that the task is open.
         lost: set when the task was taken away, which ends an opening in progress.
+        assigned_s: when its first partition arrived, on the monotonic clock.
     """
 
     index: int
+    sources: frozenset[str]
+    retained: int
     opening: Future[Task]
     clock: Clock
     max_delay_s: float
@@ -49,9 +54,12 @@ class AssignedTask:
     reopened: bool = False
     announced: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
+    assigned_s: float = 0.0
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
+    #: Commits since the opening.
+    _made: int = 0
     #: Failed commits that no line in the log has counted, and when the next line may come.
     _unlogged: int = 0
     _next_line: float = float("-inf")
@@ -64,10 +72,26 @@ class AssignedTask:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Source partition → next offset to process: the checkpoint's, and what this member has reached."""
+        """Source partition → next offset to process: the checkpoint's, and what this member has reached.
+
+        Partitions that are no input any more are left out once every retained checkpoint was made without them.
+        """
         assert self.task is not None
         reached = {position.source: position.next for position in self.inputs if position.next is not None}
-        return {**self.task.start_offsets, **reached}
+        start = self.task.start_offsets
+        if self._made >= self.retained:
+            start = {source: offset for source, offset in start.items() if source in self.sources}
+        return {**start, **reached}
+
+    @property
+    def committing(self) -> bool:
+        """Whether a commit that :meth:`start_commit` has begun was not taken by :meth:`ended_commit` yet."""
+        return self._commit is not None
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether there is something to commit, or a commit in progress."""
+        return self.task is not None and (self.dirty or self.committing)
 
     def start_commit(self) -> None:
         """Start a periodic commit if there is something to commit and no commit is in progress.
@@ -96,6 +120,7 @@ class AssignedTask:
         error = commit.exception()
         if error is None:
             self._failing_since, self.reopened = None, False
+            self._committed(self.task)
             return commit.result()
         self.dirty = True
         self.task.forgive()
@@ -107,6 +132,7 @@ class AssignedTask:
         again."""
         self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
         self.dirty = self.held = self.announced = False
+        self._made = 0
         self.reopened, self._failing_since = True, None
 
     def hold_back(self) -> bool:
@@ -130,7 +156,7 @@ class AssignedTask:
 
         Returns: the checkpoint; None if there was nothing to commit.
         """
-        if self.task is None or not (self.dirty or self._commit is not None):
+        if self.task is None or not self.uncommitted:
             return None
         try:
             self._prove()
@@ -141,7 +167,18 @@ class AssignedTask:
             self._log_repeat(self.task, error)
             checkpoint = self.task.commit(self.offsets)
         self.dirty, self._commit = False, None
+        self._committed(self.task)
         return checkpoint
+
+    def _committed(self, task: Task) -> None:
+        """Count a commit. Says once which offsets the next one drops."""
+        self._made += 1
+        gone = sorted(task.start_offsets.keys() - self.sources) if self._made == self.retained else ()
+        if gone:
+            log.info(
+                "%s: the next commit drops the offsets of %s, because they are no input any more, and no retained "
+                "checkpoint was made while they were", task.name, ", ".join(gone),
+            )  # fmt: skip
 
     def _prove(self) -> None:
         """Prove that no message was skipped. Raises: MissingState, UnavailableError."""

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import TypeAlias
 
 from confluent_kafka import Consumer, TopicPartition
 
-from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.consumer.opener import Opener
 from statemgr.engine.input_lag import Reached
 from statemgr.engine.task import Task
-from statemgr.errors import OpeningCancelled
+from statemgr.errors import OpeningCancelled, StatemgrError, UnavailableError
+from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
+from statemgr.kafka.input_topics import InputTopics
 from statemgr.logs import Event, tell
-from statemgr.model.permissions import NO_PERMISSIONS, Permissions
-
-if TYPE_CHECKING:
-    from statemgr.manager import StateManager
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
+_Answer: TypeAlias = tuple[list[InputPosition], Mapping[tuple[str, int], tuple[int, int]], StatemgrError | None]
 _OPENERS = 4
+#: The first tasks open when as many are fenced.
+_FENCED_TOGETHER = 32
 _LAST_COMMITS = 32
+_CLOSED_TOGETHER = 16
 #: Seconds between two calls of ``stopping`` while last commits are in progress.
 _LOOK_S = 0.1
 
@@ -42,13 +47,15 @@ class AssignedTasks:
     def __init__(
         self,
         services: Services,
-        manager: StateManager,
+        manager: Opener,
+        inputs: InputTopics,
         consumer: Consumer,
         topics: Sequence[str],
         permissions: Permissions,
     ) -> None:
         self._services = services
         self._manager = manager
+        self._inputs = inputs
         self._consumer = consumer
         self._topics = list(topics)
         self._permissions = permissions
@@ -58,6 +65,11 @@ class AssignedTasks:
         #: (topic, partition) → its task and position
         self._by_place: dict[tuple[str, int], tuple[AssignedTask, InputPosition]] = {}
         self._openers = services.executors.pool("restore", _OPENERS)
+        self._fencer = services.executors.pool("fencer", 1)
+        #: Asks for the offsets of source partitions, and returns the positions that it has asked for, with the answer.
+        self._asking: Worker[_Answer] = Worker(
+            services, "input-offsets", f"job {services.config.job_name}", background=True
+        )
 
     def __iter__(self) -> Iterator[AssignedTask]:
         return iter(self._owned.values())
@@ -69,18 +81,23 @@ class AssignedTasks:
     def add(self, partitions: Sequence[TopicPartition]) -> None:
         """Begin to open the tasks of partitions that have arrived."""
         lost = {partition.partition: threading.Event() for partition in partitions}
-        opening = [index for index in lost if index not in self._owned]
-        fencing = self._openers.submit(self._fence, {task_name(index): lost[index] for index in opening})
-        for index in opening:
-            self._owned[index] = AssignedTask(
-                index,
-                self._openers.submit(self._open, index, fencing, lost[index]),
-                self._services.clock,
-                self._services.config.commit_max_delay_ms / 1000,
-                self._services.config.commit_timeout_ms / 1000,
-                lost=lost[index],
-                skip=self._permissions_of(index).allow_skipped_input,
-            )
+        opening = sorted(index for index in lost if index not in self._owned)
+        for first in range(0, len(opening), _FENCED_TOGETHER):
+            together = opening[first : first + _FENCED_TOGETHER]
+            fencing = self._fencer.submit(self._fence, {task_name(index): lost[index] for index in together})
+            for index in together:
+                self._owned[index] = AssignedTask(
+                    index,
+                    frozenset(f"{topic}-{index}" for topic in self._topics),
+                    self._services.config.retained,
+                    self._openers.submit(self._open, index, fencing, lost[index]),
+                    self._services.clock,
+                    self._services.config.commit_max_delay_ms / 1000,
+                    self._services.config.commit_timeout_ms / 1000,
+                    lost=lost[index],
+                    assigned_s=self._services.clock.monotonic(),
+                    skip=self._permissions_of(index).allow_skipped_input,
+                )
         for partition in partitions:
             owned = self._owned[partition.partition]
             owned.inputs.append(self._position(owned, partition))
@@ -89,9 +106,25 @@ class AssignedTasks:
         """Open a task again whose local files are damaged or missing: it is restored from a backend."""
         assert owned.task is not None
         owned.task.close()
-        fencing = self._openers.submit(self._fence, {task_name(owned.index): owned.lost})
+        fencing = self._fencer.submit(self._fence, {task_name(owned.index): owned.lost})
         inputs = [self._position(owned, position.place) for position in owned.inputs]
         owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
+
+    def located(self, restored: Iterable[AssignedTask]) -> list[AssignedTask]:
+        """The tasks whose source partitions have known bounds. Asks for those of the others, without waiting.
+
+        One question is for all of them, and the next one follows its answer. Raises: as :meth:`InputPosition.locate`.
+        """
+        if not self._asking.busy and (answer := self._asking.take()) is not None:
+            asked, found, failure = answer
+            for position in asked:
+                if self._by_place.get(position.key, (None, None))[1] is position:
+                    position.locate(found.get(position.key), failure)
+        tasks = list(restored)
+        unknown = [position for owned in tasks for position in owned.inputs if not position.located]
+        if unknown:
+            self._asking.start(lambda: (unknown, *self._inputs.spans(position.key for position in unknown)))
+        return [owned for owned in tasks if all(position.located for position in owned.inputs)]
 
     def reached(self) -> list[Reached]:
         """How far each restored task has read each source partition. Any thread may call this."""
@@ -102,26 +135,45 @@ class AssignedTasks:
             if at.next is not None
         ]
 
+    def pass_ends(self) -> None:
+        """Continue after the ends of transactions that the client has passed. Every polled message was processed."""
+        for owned in self._owned.values():
+            at_work = [position for position in owned.inputs if position.next is not None]
+            for position, place in zip(at_work, self._consumer.position([at.place for at in at_work]), strict=True):
+                # publish them: lag tools read the group's offsets, and operators the checkpoint's
+                owned.dirty |= position.passed(place.offset)
+
     def store_offsets(self, owned: AssignedTask, published: Mapping[str, int]) -> None:
         """Store the offsets of a published checkpoint in the consumer group."""
         self._group.store([position.place for position in owned.inputs], published)
 
-    def commit_and_wait(self, tasks: Collection[int], stopping: Callable[[], bool]) -> None:
+    def commit_and_wait(
+        self, tasks: Collection[int], stopping: Callable[[], bool], hurried: Callable[[], bool]
+    ) -> None:
         """Commit several tasks in parallel. Raises: the first error; the others are logged.
 
-        ``stopping`` is called from time to time. If it returns True, a failed commit is not tried again.
+        Args:
+            stopping: called from time to time. If it returns True, a failed commit is not tried again.
+            hurried: if it returns True, no other commit begins. Any thread calls it.
         """
         leaving = [self._owned[index] for index in sorted(self._owned.keys() & set(tasks))]
+        leaving = [owned for owned in leaving if owned.uncommitted]
         if not leaving:
             return
-        ended = threading.Condition()
+        ended, missed = threading.Condition(), list[str]()
+
+        def commit(owned: AssignedTask) -> Checkpoint | None:
+            if hurried():
+                missed.append(task_name(owned.index))
+                return None
+            return owned.commit_and_wait(lambda: not stopping())
 
         def notify(_: object) -> None:
             with ended:
                 ended.notify_all()
 
-        with self._services.executors.pool("last-commit", _LAST_COMMITS) as pool:
-            commits = [pool.submit(owned.commit_and_wait, lambda: not stopping()) for owned in leaving]
+        with self._inputs.shared(), self._services.executors.pool("last-commit", _LAST_COMMITS) as pool:
+            commits = [pool.submit(commit, owned) for owned in leaving]
             for one in commits:
                 one.add_done_callback(notify)
             while not all(one.done() for one in commits):
@@ -135,40 +187,60 @@ class AssignedTasks:
                 errors.append(error)
             elif (checkpoint := one.result()) is not None:
                 self.store_offsets(owned, checkpoint.input_offsets)
+        if missed:
+            errors.append(
+                UnavailableError(
+                    f"the stop left no time for the last commits of {len(missed)} of {len(leaving)} tasks, and the "
+                    "next owner processes their input since the commit before again",
+                    hint="nothing is lost; to commit all tasks at a stop, run more processes",
+                    first=missed[0],
+                )
+            )
         for error in errors[1:]:
             tell(log, Event.FAILED, "a last commit failed: %s", error, level=logging.ERROR)
         if errors:
             raise errors[0]
 
-    def close(self, tasks: Collection[int] | None = None) -> None:
-        """Close tasks (None: all) without a commit. A restore in progress is cancelled, without waiting for it."""
-        for index in list(self._owned if tasks is None else tasks):
-            owned = self._owned.pop(index, None)
-            if owned is None:
-                continue
+    def close(self, tasks: Collection[int] | None = None, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Close tasks (None: all) without a commit. A restore in progress is cancelled, without waiting for it.
+
+        ``hurried``: if it returns True, tasks leave no local copies. Any thread calls it.
+        """
+        leaving = [owned for index in list(self._owned if tasks is None else tasks) if (owned := self._leave(index))]
+        closing = [owned.task for owned in leaving if owned.task is not None]
+        for owned in leaving:
+            if owned.task is None and not owned.opening.cancel():
+                owned.opening.add_done_callback(_close_opened)
+        if closing:
+            with self._services.executors.pool("close", _CLOSED_TOGETHER) as pool:
+                list(pool.map(lambda task: task.close(leave_copies=not hurried()), closing))
+
+    def _leave(self, index: int) -> AssignedTask | None:
+        """Forget a task. Returns: None if this member does not own it."""
+        owned = self._owned.pop(index, None)
+        if owned is not None:
             owned.lost.set()
             self._manager.metrics.forget(task_name(index))
             for position in owned.inputs:
-                self._by_place.pop((position.place.topic, position.place.partition), None)
-            if owned.task is not None:
-                owned.task.close()
-            elif not owned.opening.cancel():
-                owned.opening.add_done_callback(_close_opened)
+                self._by_place.pop(position.key, None)
+        return owned
 
     def cancel_openings(self) -> None:
         """End the restores that are in progress."""
         self.close([index for index, owned in self._owned.items() if not owned.restored()])
 
-    def shut_down(self) -> None:
-        """Close everything, and wait until the openings in progress have ended."""
+    def shut_down(self, hurried: Callable[[], bool]) -> None:
+        """Close everything, as :meth:`close` does, and wait until the openings in progress have ended."""
         try:
-            self.close()
+            self.close(hurried=hurried)
         finally:
+            self._asking.close(wait=False)
+            self._fencer.shutdown(wait=True, cancel_futures=True)
             self._openers.shutdown(wait=True, cancel_futures=True)
 
     def _position(self, owned: AssignedTask, place: TopicPartition) -> InputPosition:
         never_jumps = isinstance(self._consumer, GroupConsumer)
-        position = InputPosition(self._consumer, place, self._services.clock, never_jumps=never_jumps)
+        position = InputPosition(self._inputs, place, self._services.clock, never_jumps=never_jumps)
         self._by_place[place.topic, place.partition] = owned, position
         return position
 
@@ -181,7 +253,10 @@ class AssignedTasks:
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
-        fencing.result()
+        try:
+            fencing.result()
+        except CancelledError:
+            raise OpeningCancelled("the loop ended before the task was opened", task=task_name(index)) from None
         permissions = self._permissions_of(index)
         task = self._manager.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **permissions.flags)
         try:

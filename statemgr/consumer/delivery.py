@@ -59,6 +59,7 @@ class Delivery:
         process, offset = self._application.process, message.offset()
         assert process is not None
         assert offset is not None
+        owned.task.note_input(message.timestamp()[1])
         try:
             process(owned.task, self._application.message(message))
         except LocalStateLost as lost:
@@ -102,6 +103,7 @@ class Delivery:
             return
         process_batch = self._application.process_batch
         assert process_batch is not None
+        owned.task.note_input(max(message.timestamp()[1] for message in messages))
         try:
             process_batch(owned.task, [self._application.message(message) for message in messages])
         except LocalStateLost as lost:

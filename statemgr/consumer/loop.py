@@ -9,9 +9,9 @@ Steps of a turn, which takes one message, or with ``process_batch`` the messages
 3. when the restore of a task has ended, call ``on_open``, seek to the checkpoint's input offsets and resume its
    partitions
 4. call the timers that are due
-5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, start a commit for each task
-   that has none in progress; if the local files of a task are damaged or missing, open the task again, once, and go
-   back to its checkpoint
+5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, go past the ends of
+   transactions in the input, and start a commit for each task that has none in progress; if the local files of a task
+   are damaged or missing, open the task again, once, and go back to its checkpoint
 6. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 
@@ -20,8 +20,9 @@ The loop polls for every message, so a member keeps its membership as long as on
 commit wait for one batch; a rebalance, and the next poll, wait for the batches of all messages that were polled
 together. Partitions are paused while their task restores or is held back, and polling continues.
 
-After a stop, restores are cancelled, and tasks commit what they have. Work that has not ended after :data:`STOP_S`
-seconds is given up, and the next owner processes that input again.
+After a stop, restores are cancelled, and tasks commit what they have. After :data:`HURRY_S` seconds no other commit
+begins, and tasks close without leaving local copies. Work that has not ended after :data:`STOP_S` seconds is given up.
+The next owner processes the input of these tasks again.
 """
 
 from __future__ import annotations
@@ -29,36 +30,39 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from statemgr.backends.services import Services
 from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.delivery import Delivery
 from statemgr.consumer.loop_health import LoopHealth
-from statemgr.consumer.story import LoopStory
+from statemgr.consumer.loop_log import LoopStory
+from statemgr.consumer.opener import Opener
+from statemgr.engine.input_lag import ASK_EVERY_S, InputLag
 from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.clients import ANSWER_S, ClientLog
-from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate
+from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, ClientLog
+from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate, turned_away
 from statemgr.kafka.group_consumer import GroupConsumer
-from statemgr.kafka.input_position import GONE
-from statemgr.kafka.input_topics import InputTopics, topic_problem
+from statemgr.kafka.input_topics import GONE, InputTopics, topic_problem
 from statemgr.logs import Event, tell
-from statemgr.model.permissions import Permissions
-
-if TYPE_CHECKING:
-    from statemgr.manager import StateManager
+from statemgr.model.jobs.permissions import Permissions
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 #: Seconds after a stop until the work that is still in progress is given up.
 STOP_S = 3.0
+#: Seconds after a stop from which no last commit begins, and tasks close without leaving a local copy.
+HURRY_S = 2.0
+#: Commits in progress from which no other one begins: a stop waits for all of them.
+_COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
 _LOOK_S = 0.05
@@ -81,7 +85,7 @@ class ConsumerLoop:
     def __init__(
         self,
         services: Services,
-        manager: StateManager,
+        manager: Opener,
         inputs: InputTopics,
         consumer: Consumer,
         application: Application,
@@ -98,20 +102,26 @@ class ConsumerLoop:
         self._clock = services.clock
         self._inputs = inputs
         self._consumer = consumer
-        self._topics = list(topics)
+        self._topics = list(dict.fromkeys(topics))
         self._published_tasks = published_tasks
         self._manager = manager
-        self._tasks = AssignedTasks(services, manager, consumer, topics, permissions)
+        self._tasks = AssignedTasks(services, manager, inputs, consumer, topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
         self._health, self._watched_by = LoopHealth(services, self._tasks), manager.metrics.health
         self._to_pause: list[TopicPartition] = []
+        #: Whether every polled message was processed.
+        self._settled = True
         self._interval = services.config.commit_ms / 1000
-        self._due = self._look = 0.0
+        self._due = self._look = self._ask_due = 0.0
+        self._lag: InputLag | None = None
+        #: Tasks whose commit is due.
+        self._to_commit: list[AssignedTask] = []
         self._stop = threading.Event()
         self._ending = False
+        self._hurry_at = float("inf")
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
 
     def stop(self, *why: Any) -> None:
@@ -128,6 +138,7 @@ class ConsumerLoop:
     def run(self) -> None:
         """Raises: what the application or a commit raises; the consumer is left to the caller."""
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
+        self._inputs.check_outputs(self._consumer)
         previous = self._install_signals()
         try:
             with self._story.told(), self._health.watched(self._watched_by):
@@ -140,14 +151,16 @@ class ConsumerLoop:
     def _run(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._due = self._clock.monotonic() + self._interval
-        lag = self._manager.watch_lag(self._tasks.reached)
+        self._lag = lag = self._manager.watch_lag(self._tasks.reached)
+        self._health.silent_s = lag.silent_s
         try:
             while not self._stop.is_set():
                 self._turn()
             self._story.stopping()
             self._stopping()
             self._tasks.cancel_openings()
-            self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked)
+            self._pass_ends()
+            self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked, self._hurried)
         except Exception as error:
             self._manager.metrics.failed(error)
             raise
@@ -155,8 +168,9 @@ class ConsumerLoop:
             self._ending = True
             self._manager.unwatch_lag(lag)
             self._stopping_asked()
-            self._tasks.shut_down()
-            self._consumer.unsubscribe()
+            self._tasks.shut_down(self._hurried)
+            with suppress(KafkaException):  # a member that the group has turned away cannot leave it
+                self._consumer.unsubscribe()
 
     def _turn(self) -> None:
         message = self._poll(_POLL_S)  # 1
@@ -171,11 +185,14 @@ class ConsumerLoop:
             self._between(message)
 
     def _batches(self, first: Message) -> None:
+        self._settled = False
         batches, event = self._delivery.gather(first, partial(self._poll, 0))
+        self._settled = not batches
         for batch in batches:
             if self._stop.is_set():
                 return
             self._delivery.batch(batch)  # 2
+            self._settled = batch is batches[-1]
             self._between(first)
         if event is not None and (error := event.error()) is not None:
             self._consumer_error(error, event)
@@ -197,6 +214,10 @@ class ConsumerLoop:
             self._delivery.run_timers()  # 4
             self._commit(now)  # 5
             self._hold_back()  # 6
+            if self._lag is not None and now >= self._ask_due:
+                self._ask_due = now + ASK_EVERY_S
+                self._story.blocked(self._lag.blocked())
+                self._story.unanswered(self._lag.silent_s())
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
         """Log an error that the client recovers from. Raises: all other errors, which end the loop."""
@@ -211,8 +232,9 @@ class ConsumerLoop:
             )
         if error.code() in DENIED:
             raise translate(error, "consuming", reported=self._errors, **where)
-        if error.fatal():
-            raise UnavailableError(f"consuming failed: {error.str()}", **where)
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            instance = self._config.kafka_client("consumer").get("group.instance.id")
+            raise turned_away(error, self._errors, **({"group_instance_id": str(instance)} if instance else {}))
         if error.code() != KafkaError._PARTITION_EOF:
             self._client_log.error(error)
 
@@ -239,11 +261,16 @@ class ConsumerLoop:
                 if problem is not None:
                     raise problem
         at_start = [TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING) for partition in partitions]
+        in_steps = isinstance(consumer, GroupConsumer) and consumer.in_steps
         try:
-            consumer.assign(at_start)
-        except KafkaException:  # a strategy that rebalances step by step
+            (consumer.incremental_assign if in_steps else consumer.assign)(at_start)
+        except KafkaException:
+            if in_steps:
+                raise
             consumer.incremental_assign(at_start)
         self._health.joined()
+        if in_steps and not partitions:
+            return  # what stays is not listed
         self._story.assigned(partitions)
         self._tasks.add(partitions)
         self._to_pause += partitions
@@ -253,21 +280,37 @@ class ConsumerLoop:
         self._consumer.pause(self._to_pause)
         self._to_pause = []
         for owned in self._tasks:
-            missing = set(self._topics) - {position.place.topic for position in owned.inputs}
-            if missing:
-                raise ConfigError(
-                    f"{task_name(owned.index)} was assigned without its partition of {', '.join(sorted(missing))}",
-                    hint="set partition.assignment.strategy of the consumer to range",
-                )
+            self._has_inputs(owned)
+
+    def _has_inputs(self, owned: AssignedTask) -> bool:
+        """Whether the task has its partition of every topic. Raises: ConfigError if it will not get them.
+
+        Brokers that assign partitions give each one as soon as its last owner has released it.
+        """
+        if len(owned.inputs) == len(self._topics):
+            return True
+        waits = isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
+        if waits and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
+            return False
+        missing = set(self._topics) - {position.place.topic for position in owned.inputs}
+        setting = "group.remote.assignor" if waits else "partition.assignment.strategy"
+        raise ConfigError(
+            f"{task_name(owned.index)} was assigned without its partition of {', '.join(sorted(missing))}",
+            hint=f"set {setting} of the consumer to range",
+        )
 
     def _start_restored(self) -> None:
         self._story.waiting()
-        started: list[TopicPartition] = []
-        for owned in self._tasks:
-            if owned.held or all(position.next is not None for position in owned.inputs) or not owned.restored():
-                continue
-            if self._delivery.announce(owned):
-                started += self._start(owned)
+        restored = [
+            owned
+            for owned in self._tasks
+            if not owned.held
+            and self._has_inputs(owned)
+            and any(position.next is None for position in owned.inputs)
+            and owned.restored()
+            and self._delivery.announce(owned)
+        ]
+        started = [place for owned in self._tasks.located(restored) for place in self._start(owned)]
         if started:
             # all at once: while the client waits for new messages of one, a question about another waits, too
             self._consumer.resume(started)
@@ -304,7 +347,8 @@ class ConsumerLoop:
         leaving = {partition.partition for partition in partitions}
         self._story.revoked(partitions)
         try:
-            self._tasks.commit_and_wait(leaving, self._stopping_asked)
+            self._pass_ends()
+            self._tasks.commit_and_wait(leaving, self._stopping_asked, self._hurried)
         except MissingState:
             raise  # input was skipped, and the next owner would not know
         except StatemgrError as error:
@@ -327,18 +371,40 @@ class ConsumerLoop:
 
     # --- commits -------------------------------------------------------------------------------------------------
 
+    def _pass_ends(self) -> None:
+        if self._settled:
+            self._tasks.pass_ends()
+
     def _commit(self, now: float) -> None:
-        for owned in self._tasks:
-            try:
-                checkpoint = owned.ended_commit()
-                if checkpoint is not None:
-                    self._tasks.store_offsets(owned, checkpoint.input_offsets)
-                if now >= self._due:
-                    owned.start_commit()
-            except LocalStateLost as lost:
-                self._open_again(owned, lost)
-        if now >= self._due:
-            self._due = self._clock.monotonic() + self._interval
+        """The commits of many tasks begin in several turns, and few are in progress at once, so that a stop and
+        a rebalance need not wait for all."""
+        if now >= self._due and not self._to_commit:
+            self._pass_ends()
+            self._due = now + self._interval
+            self._to_commit = list(self._tasks)
+        with self._inputs.shared():
+            in_progress = [owned for owned in self._tasks if owned.committing]
+            for owned in in_progress:
+                with self._reopening(owned):
+                    checkpoint = owned.ended_commit()
+                    if checkpoint is not None:
+                        self._tasks.store_offsets(owned, checkpoint.input_offsets)
+            free = _COMMITS_AT_ONCE - sum(owned.committing for owned in in_progress)
+            until = self._clock.monotonic() + _LOOK_S
+            while self._to_commit and free and not self._stop.is_set() and self._clock.monotonic() <= until:
+                owned = self._to_commit.pop()
+                if not owned.lost.is_set():
+                    with self._reopening(owned):
+                        owned.start_commit()
+                    free -= owned.committing
+
+    @contextmanager
+    def _reopening(self, owned: AssignedTask) -> Iterator[None]:
+        """A block that opens the task again if its local state turns out to be lost."""
+        try:
+            yield
+        except LocalStateLost as lost:
+            self._open_again(owned, lost)
 
     def _open_again(self, owned: AssignedTask, lost: LocalStateLost) -> None:
         """Restore a task whose local files are damaged or missing, and go back to its checkpoint.
@@ -373,7 +439,12 @@ class ConsumerLoop:
 
     def _stopping(self) -> None:
         """Give up the work in progress :data:`STOP_S` seconds from now."""
+        self._hurry_at = min(self._hurry_at, self._clock.elapsed() + HURRY_S)
         self._deadline.attempt("giving up what is in progress", self._give_up_late)
+
+    def _hurried(self) -> bool:
+        """Whether a stop has so little time left that nothing new should begin. Any thread may call this."""
+        return self._clock.elapsed() >= self._hurry_at
 
     def _give_up_late(self) -> None:
         if self._deadline.pause(STOP_S):

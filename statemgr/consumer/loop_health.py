@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from statemgr.backends.services import Services
 from statemgr.consumer.assigned_task import AssignedTask
-from statemgr.engine.health import Condition, Health
 from statemgr.ids import task_name
+from statemgr.services import Services
+from statemgr.telemetry.liveness import Condition, Health
 
+#: Seconds without an answer after which the brokers count as gone.
+SILENT_S = 5.0
 #: librdkafka's default of ``max.poll.interval.ms``.
 _POLL_INTERVAL_MS = 300_000
 
@@ -26,14 +28,16 @@ class LoopHealth:
         self._tasks = tasks
         settings = services.config.kafka_client("consumer")
         self.limit_s = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS)) / 1000
-        self._polled = self._clock.monotonic()
-        self._joined = False
+        self._polled = self._clock.elapsed()
+        self._joined = self._was_joined = False
+        #: For how long the brokers have not answered.
+        self.silent_s: Callable[[], float] = float
         self._ended: str | None = None
 
     @contextmanager
     def watched(self, health: Health) -> Iterator[None]:
         """Around the loop. After an error it stays watched: the process must be restarted if it does not end."""
-        self._polled = self._clock.monotonic()
+        self._polled = self._clock.elapsed()
         health.watch(self.condition)
         try:
             yield
@@ -44,23 +48,35 @@ class LoopHealth:
 
     def polls(self) -> None:
         """The loop is about to poll."""
-        self._polled = self._clock.monotonic()
+        self._polled = self._clock.elapsed()
 
     def joined(self, joined: bool = True) -> None:
         """The consumer group has told this member its partitions, or has removed it."""
         self._joined = joined
+        self._was_joined |= joined
 
     def condition(self) -> Condition:
         """Any thread may call this."""
         owned = tuple(self._tasks)
         restoring = tuple(task_name(one.index) for one in owned if one.task is None)
-        unready = () if self._joined else ("the consumer group has not assigned tasks yet",)
+        unready = () if self._joined else (self._why_unready(),)
         return Condition(self._dead(), unready, restoring, len(owned) - len(restoring))
+
+    def _why_unready(self) -> str:
+        silent = self.silent_s()
+        if silent > SILENT_S:
+            return f"the brokers have not answered for {silent:.0f} s"
+        if self._was_joined:
+            return (
+                "this process has lost its tasks, because it and the consumer group did not hear of each other for "
+                "session.timeout.ms, and it has not been assigned others yet"
+            )
+        return "the consumer group has not assigned tasks yet"
 
     def _dead(self) -> tuple[str, ...]:
         if self._ended is not None:
             return (self._ended,)
-        silent = self._clock.monotonic() - self._polled
+        silent = self._clock.elapsed() - self._polled
         if silent <= self.limit_s:
             return ()
         return (

@@ -11,11 +11,9 @@ Steps of one atomic commit of a whole job::
 
 An attempt that is never published leaves only blobs that expire.
 
-``materialize_task`` builds the first snapshots of a task next to the running job, and ``wanted_stores`` says which are
-needed. An engine can spread them over its machines, which need Kafka for this. In the same way, ``rescale_job`` gives
-its orders to ``rescale_unit`` on other machines.
-
-``FollowedStore`` reads a store of another job at its newest checkpoint.
+An engine can also spread work of some operations over its machines, which need Kafka for this:
+:mod:`statemgr.operations.materialize.tasks` and :mod:`statemgr.operations.rescale.spread`.
+:mod:`statemgr.operations.standby.followed_store` reads a store of another job at its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -27,19 +25,15 @@ from statemgr.engine.attempts import (
     read_attachment,
     read_attachments,
 )
-from statemgr.engine.followed_store import FollowedStore
-from statemgr.engine.health import Condition
-from statemgr.engine.materializer import materialize_task, wanted_stores
-from statemgr.engine.rescaler import RescaledJob, rescale_job, rescale_unit
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
-from statemgr.flows.materialize import Materialized
 from statemgr.model.checkpoint import Attachment, MicroBatch
 from statemgr.model.codecs import decode_checkpoint as checkpoint_from_bytes
 from statemgr.model.codecs import decode_prepared as prepared_from_bytes
 from statemgr.model.codecs import encode_checkpoint as checkpoint_to_bytes
 from statemgr.model.codecs import encode_prepared as prepared_to_bytes
 from statemgr.model.commit import PreparedCommit, ProducedRecord
-from statemgr.model.permissions import PERMISSIONS, PermissionFlags
+from statemgr.model.jobs.permissions import PERMISSIONS, PermissionFlags
+from statemgr.telemetry.liveness import Condition
 
 __all__ = [
     "PERMISSIONS",
@@ -47,24 +41,17 @@ __all__ = [
     "Attempt",
     "Condition",
     "Epoch",
-    "FollowedStore",
-    "Materialized",
     "MicroBatch",
     "PermissionFlags",
     "PreparedCommit",
     "ProducedRecord",
-    "RescaledJob",
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",
-    "materialize_task",
     "open_attempt",
     "prepared_from_bytes",
     "prepared_to_bytes",
     "read_attachment",
     "read_attachments",
-    "rescale_job",
-    "rescale_unit",
     "share_checkpoints",
-    "wanted_stores",
 ]

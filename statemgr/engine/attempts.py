@@ -14,23 +14,23 @@ from typing import Any
 
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
-from statemgr.engine.store import Store
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, DiskFull, InvalidError, StatemgrError
-from statemgr.flows.background_snapshots import overdue_stores
-from statemgr.flows.commit import CommitBase, Refill, discard, freeze, prepare
-from statemgr.flows.local_copies import compacted_copies, most_files, prefer_compacted
-from statemgr.flows.open_store import FrozenStore, OpenStore
-from statemgr.flows.persist_ahead import PersistAhead
-from statemgr.flows.restore import StoreRestore, restore_task
+from statemgr.flows.committing.attempt_snapshots import overdue_stores
+from statemgr.flows.committing.commit import CommitBase, Refill, discard, freeze, prepare
+from statemgr.flows.committing.local_copies import compacted_copies, most_files, prefer_compacted
+from statemgr.flows.committing.persist_ahead import PersistAhead
+from statemgr.flows.opening.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.blob_counts import Counted, counts_of
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
 from statemgr.model.commit import PreparedCommit
-from statemgr.model.permissions import NO_PERMISSIONS, Permissions
+from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
+from statemgr.stores.open_store import FrozenStore, OpenStore
+from statemgr.stores.store import Store
 
 log = logging.getLogger(__name__)
 #: Number of attachments that are read in parallel.
@@ -266,7 +266,7 @@ def open_attempt(
     """Open private copies of a task's stores at ``checkpoint``, on any machine.
 
     It needs Kafka only if a store is restored from a changelog. All attempts of this process share a host, unless one
-    is given, for example with another clock. Raises: what :func:`statemgr.flows.restore.restore_task` does.
+    is given, for example with another clock. Raises: what :func:`statemgr.flows.opening.restore.restore_task` does.
     """
     host = host or attempt_host(config)
     host.closing.wait()

@@ -1,10 +1,9 @@
 """The owner of a task, or of a whole job: publishes prepared commits and keeps track of what is published.
 
-Both kinds of owner do three things in the same way:
+Both kinds of owner do two things in the same way:
 
 - if the acknowledgement of a publish is lost, the owner finds out before the next publish whether it succeeded, and if
   so does what follows a publish
-- a fenced owner stays fenced: it never publishes again
 - the backups of the current checkpoints are checked when their damage is suspected
 """
 
@@ -13,42 +12,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from statemgr.backends.services import Services
-from statemgr.engine.metrics import Metrics
 from statemgr.errors import FencedError
-from statemgr.flows.clean_up import CleanUp
-from statemgr.flows.commit import CommitBase, Refill
+from statemgr.flows.committing.clean_up import CleanUp
+from statemgr.flows.committing.commit import CommitBase, Refill
+from statemgr.flows.committing.publish import publish
 from statemgr.flows.offers import Adoption
-from statemgr.flows.ownership import Published, confirm, settle
-from statemgr.flows.publish import publish
-from statemgr.flows.repair import find_damage
+from statemgr.flows.opening.open_job import JobTopics
+from statemgr.flows.opening.repair import Damage, find_damage
+from statemgr.flows.owner import Owner
+from statemgr.flows.published import Published
+from statemgr.flows.upkeep import Turn, look
 from statemgr.model.checkpoint import MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import CheckpointLog, Publisher
+from statemgr.ports import BackupLost
+from statemgr.telemetry.metrics import Metrics
 
 
 class Coordinator:
     """One publisher and its tasks. Only one thread at a time may publish.
 
     Attributes:
-        published: what is published for each task.
         clean_ups: task → the clean-up after its publishes, which knows the damage of its backups.
     """
 
-    def __init__(self, services: Services, log: CheckpointLog, publisher: Publisher, published: Published) -> None:
-        self.published = published
-        self.clean_ups = {task: CleanUp(services, task, log) for task in published.records}
-        self._services = services
-        self._log = log
-        self._publisher = publisher
-        self._fenced: FencedError | None = None
+    def __init__(self, owner: Owner, topics: JobTopics) -> None:
+        self.owner = owner
+        self._topics = topics
+        self._services, self._log = owner.services, owner.log
+        self.clean_ups = {task: CleanUp(self._services, task, self._log) for task in owner.published.records}
         self._watching: Metrics | None = None
         self._series = {
             "checkpoint_timestamp_seconds": self.checkpoint_times, "blobs_with_ttl": self.blobs_with_ttl,
         }  # fmt: skip
         #: The commits of a publish whose outcome is unknown, and what to call if it succeeded.
         self._unsettled: tuple[Sequence[PreparedCommit], Callable[[], object]] | None = None
+
+    @property
+    def published(self) -> Published:
+        """What is published for each task."""
+        return self.owner.published
 
     @property
     def settled(self) -> bool:
@@ -78,8 +81,8 @@ class Coordinator:
 
     def confirm(self) -> None:
         """Check that nobody else has published. Raises: FencedError, UnavailableError, AccessDenied."""
-        with self._owned():
-            confirm(self._services, self._log, self.published)
+        with self.owner.owned():
+            self.owner.confirm()
 
     def settle(self) -> Sequence[PreparedCommit]:
         """Find out whether a publish whose acknowledgement was lost has succeeded, and if so do what follows it.
@@ -87,10 +90,10 @@ class Coordinator:
         Returns: the commits that turned out to be published; none if there is nothing to settle.
         Raises: FencedError, also if an earlier call raised it; OutcomeUnknownError, MissingState.
         """
-        with self._owned():
+        with self.owner.owned():
             if self._unsettled is None:
                 return ()
-            was_published = settle(self._services, self._publisher, self._log, self.published)
+            was_published = self.owner.settle()
         (commits, follow_up), self._unsettled = self._unsettled, None
         if not was_published:
             return ()
@@ -113,6 +116,23 @@ class Coordinator:
         damage.checked(suspicion, found)
         return True
 
+    def look(self, task: str, turn: Turn) -> None:
+        """Check a part of the backups of the task's current checkpoint. Any thread may call this.
+
+        Raises: RetryableError, AccessDenied: something could not be checked.
+        """
+        if self.owner.is_fenced:
+            return
+        found, damage = look(self._services, task, lambda: self.published.checkpoint(task), turn), self.damage_of(task)
+        if found is None:
+            damage.suspect()
+        for (factory, store), why in (found or {}).items():
+            damage.found(factory, store, why)
+
+    def damage_of(self, task: str) -> Damage:
+        """The known damage of the backups of a task's current checkpoint."""
+        return self.clean_ups[task].damage
+
     @contextmanager
     def _adopting(self, adoptions: Sequence[Adoption]) -> Iterator[None]:
         """A block that publishes adoptions, and deletes their offers."""
@@ -128,7 +148,7 @@ class Coordinator:
         if self._watching is not None:
             for source in self._series.values():
                 self._watching.unwatch(source)
-        self._publisher.close()
+        self.owner.close()
 
     def _publish(
         self,
@@ -139,26 +159,17 @@ class Coordinator:
     ) -> None:
         """Publish in one transaction. The caller then calls ``follow_up``; if the outcome is unknown, :meth:`settle`
         does."""
+        self._topics.check_safe()
         outstanding = {task: clean_up.outstanding for task, clean_up in self.clean_ups.items()}
         try:
-            publish(
-                self._services, self._publisher, self._log, self.published, commits,
-                batch=batch, inputs=inputs, outstanding=outstanding,
-            )  # fmt: skip
+            publish(self.owner, commits, batch=batch, inputs=inputs, outstanding=outstanding)
         except BaseException as error:
             if self.published.pending:
                 self._unsettled = commits, follow_up
+            elif isinstance(error, BackupLost):
+                where = {name: str(value) for name, value in error.where.items()}
+                self.damage_of(where["task"]).found(where["backend"], where["store"], error.message)
+                self._topics.create_changelogs()
             elif isinstance(error, FencedError) and all(c.epoch == self.published.epoch for c in commits):
-                self._fenced = error  # commits of another epoch are stale, which does not fence the owner
-            raise
-
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
-        """A block that only the owner runs. Raises: FencedError if the owner was fenced before or in the block."""
-        if self._fenced is not None:
-            raise self._fenced
-        try:
-            yield
-        except FencedError as error:
-            self._fenced = error
+                self.owner.fenced_by(error)  # commits of another epoch are stale, which does not fence the owner
             raise

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from statemgr.backends.services import Services
 from statemgr.config import JobConfig, StoreConfig
-from statemgr.flows.background_snapshots import AttemptSnapshots
-from statemgr.flows.local_copies import Compactions, Sweep
+from statemgr.flows.committing.attempt_snapshots import AttemptSnapshots
+from statemgr.flows.committing.local_copies import Compactions, Sweep
 from statemgr.flows.worker import Worker
-from statemgr.local import levels, open_store
+from statemgr.local import open_store, private_directories
 from statemgr.ports import LocalStore
+from statemgr.services import Services
 from statemgr.wiring import open_services
 
 
@@ -32,7 +32,7 @@ class AttemptHost:
         self.attempts: set[str] = set()
         self.background = services.executors.worker("host", background=True)
         self.closing: Worker[None] = Worker(services, "closing", services.config.job_name, background=True)
-        job = levels.check(services.config.state_dir, services.config.job_name, services.config.job_id)
+        job = private_directories.check(services.config.state_dir, services.config.job_name, services.config.job_id)
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")
         self.sweep = Sweep(services, job / "swept")

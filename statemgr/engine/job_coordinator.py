@@ -7,25 +7,25 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from statemgr.backends.services import Services
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
 from statemgr.errors import FencedError, StatemgrError
-from statemgr.flows.commit import Refill
+from statemgr.flows.committing.commit import Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
-from statemgr.flows.open_job import JobTopics, fence_ids, read_published, take_over
-from statemgr.flows.opening_checks import remember_published
-from statemgr.flows.ownership import Published
-from statemgr.flows.repair import can_repair, prepare_repair, repeated_attachments
+from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.opening_checks import remember_published
+from statemgr.flows.opening.repair import can_repair, prepare_repair, repeated_attachments
+from statemgr.flows.owner import Owner
+from statemgr.flows.published import common_batch
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.kafka.publisher import job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
-from statemgr.model.permissions import Permissions
+from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
-from statemgr.ports import CheckpointLog, Publisher
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 _PARALLELISM = 8
@@ -34,8 +34,9 @@ _PARALLELISM = 8
 class JobCoordinator(Coordinator):
     """Publishes for all tasks of a job. The next publish waits for the clean-up after the last one."""
 
-    def __init__(self, services: Services, log: CheckpointLog, publisher: Publisher, published: Published) -> None:
-        super().__init__(services, log, publisher, published)
+    def __init__(self, owner: Owner, topics: JobTopics) -> None:
+        super().__init__(owner, topics)
+        services, published = owner.services, owner.published
         self._when_damaged: Callable[[], bool] | None = None
         subject = f"job {services.config.job_name}"
         self._cleaner: Worker[None] = Worker(services, "clean-up", subject)
@@ -49,25 +50,22 @@ class JobCoordinator(Coordinator):
     def acquire(
         cls, services: Services, log: CheckpointLog, layout: Layout, topics: JobTopics, given: Permissions
     ) -> tuple[JobCoordinator, Epoch]:
-        """Take the whole job over, by the steps of :mod:`statemgr.flows.open_job`.
+        """Take the whole job over, by the steps of :mod:`statemgr.flows.opening.open_job`.
 
         Raises: as :meth:`statemgr.StateManager.acquire`.
         """
         config = services.config
         topics.ensure(allow_empty_start=given.allow_empty_start)  # 1
         names = [task_name(index) for index in range(config.tasks)]
-        others = [task_transactional_id(config, name) for name in names]
-        publisher = take_over(services, job_transactional_id(config), config.job_name)  # 2
+        owner = Owner.take(services, log)  # 2
         try:
-            fence_ids(services, others)
-            found = read_published(services, log, layout, names, given, others=others)  # 3 to 5
-            published = found.published
-            published.job_records = set(log.job_records())
-            acquired = cls(services, log, publisher, published)
+            found = read_published(owner, layout, names, given)  # 3 to 5
+            acquired = cls(owner, topics)
             acquired.adopt_offers(found.refill)
         except BaseException:
-            publisher.close()
+            owner.close()
             raise
+        published = owner.published
         refill = {task: pairs | acquired.damaged[task] for task, pairs in found.refill.items()}
         checkpoints = {name: published.checkpoint(name) for name in names}
         return acquired, Epoch(published.epoch, published.layout, checkpoints, refill, found.permitted)
@@ -89,13 +87,13 @@ class JobCoordinator(Coordinator):
             follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
             with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
                 self._publish(commits, follow_up, batch, inputs)
-                newest = max(one.checkpoint_id for one in self._checkpoints().values())
+                newest = max(one.checkpoint_id for one in self.published.checkpoints.values())
                 added = sum(commit.added_bytes for commit in commits)
                 publishing.attributes |= {"checkpoint": str(newest), "bytes": added, "tasks": len(commits)}
             follow_up()
         if wait:
             self._cleaner.take()
-        return self._checkpoints()
+        return self.published.checkpoints
 
     def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
         """Whether an earlier call whose outcome was unknown has published exactly these commits.
@@ -128,9 +126,6 @@ class JobCoordinator(Coordinator):
                 list(pool.map(clean_up, commits))
 
         self._cleaner.start(clean_up_all)
-
-    def _checkpoints(self) -> Mapping[str, Checkpoint]:
-        return {task: record.current for task, record in self.published.records.items() if record is not None}
 
     def adopt_offers(self, refill: Mapping[str, Refill]) -> None:
         """Publish the current checkpoints again, with the first snapshots that ``statemgr materialize`` has offered.
@@ -199,9 +194,8 @@ class JobCoordinator(Coordinator):
         records = [record for record in self.published.records.values() if record is not None]
         possible = len(records) == len(self.published.records) and all(can_repair(self._services, r) for r in records)
         if not possible or not any(self.damaged.values()):
-            return self._checkpoints()
-        batches = {record.current.batch for record in records}
-        batch = batches.pop() if len(batches) == 1 else None
+            return self.published.checkpoints
+        batch = common_batch(record.current for record in records)
 
         def again(record: CheckpointRecord) -> PreparedCommit:
             attachments = repeated_attachments(record.current)

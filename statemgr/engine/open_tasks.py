@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statemgr.engine.health import NOT_YET, Condition
 from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, OpeningCancelled
-from statemgr.flows.ownership import always
+from statemgr.flows.owner import always
 from statemgr.ports import Clock, Progress
+from statemgr.telemetry.liveness import NOT_YET, Condition
 
 _LOOK_S = 0.05
 
@@ -77,6 +77,12 @@ class OpenTasks:
             found = list(self._assignments.values())
         opening = tuple(one.name for one in found if one.task is None)
         return Condition(unready=() if found else (NOT_YET,), restoring=opening, open=len(found) - len(opening))
+
+    def open(self) -> list[Task]:
+        """The tasks that are open now."""
+        with self._changed:
+            found = [one.task for one in self._assignments.values()]
+        return [task for task in found if task is not None and not task.closed]
 
     def forget(self, name: str) -> None:
         """The task is closed, or its opening has failed."""

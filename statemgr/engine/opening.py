@@ -5,7 +5,8 @@ Steps of :meth:`TaskOpener.open`:
 1. claim the task in this process, and wait for an earlier assignment of it that gives way
 2. verify the job's topics
 3. fence older owners: the task's transactional ID first, then that of an owner of the whole job
-4. read what is published, and refuse what would lose state (:func:`statemgr.flows.open_job.read_published`)
+4. read what is published, and refuse what would lose state (:func:`statemgr.flows.opening.open_job.read_published`), or
+   process input together with a job that this one was adopted from
 5. compare the input topics with those of the checkpoint
 6. restore and open every store
 7. adopt the first snapshots that ``statemgr materialize`` has offered
@@ -20,24 +21,24 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from statemgr.backends.services import Services
-from statemgr.engine.health import Condition
-from statemgr.engine.metrics import Metrics
 from statemgr.engine.open_tasks import Assignment, OpenTasks
 from statemgr.engine.task import Task
 from statemgr.engine.task_coordinator import TaskCoordinator
 from statemgr.errors import InvalidError, OpeningCancelled
-from statemgr.flows.open_job import JobTopics, fence_ids, in_parallel, read_published, take_over
-from statemgr.flows.opening_checks import serdes_in_force
-from statemgr.flows.ownership import explained
-from statemgr.flows.restore import restore_task
+from statemgr.flows.opening.adopted_job import OldJobWatch
+from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.opening_checks import serdes_in_force
+from statemgr.flows.opening.restore import restore_task
+from statemgr.flows.owner import Owner, in_parallel
 from statemgr.ids import task_index
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
-from statemgr.kafka.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import Layout
-from statemgr.model.permissions import Permissions
+from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
 from statemgr.ports import CheckpointLog, Progress
+from statemgr.services import Services
+from statemgr.telemetry.liveness import Condition
+from statemgr.telemetry.metrics import Metrics
 
 
 @dataclass
@@ -53,8 +54,9 @@ class TaskOpener:
 
     def __post_init__(self) -> None:
         self._tasks = OpenTasks(self.services.clock)
-        #: task → its publisher, whose ID :meth:`fence` has taken over for the opening that follows
-        self._fenced: dict[str, TransactionalPublisher] = {}
+        self._old_job = OldJobWatch(self.services)
+        #: task → its owner; :meth:`fence` has fenced all other owners for the opening that follows
+        self._fenced: dict[str, Owner] = {}
 
     def fence(self, tasks: Sequence[str], still_owned: Callable[[str], bool], *, allow_empty_start: bool) -> None:
         """Steps 2 and 3 for several tasks at once. See :meth:`statemgr.StateManager.fence_tasks`."""
@@ -62,14 +64,24 @@ class TaskOpener:
             self._check_name(task)
         self.topics.ensure(allow_empty_start=allow_empty_start)
 
+        fenced: dict[str, Owner] = {}
+
         def fence_one(task: str) -> None:
             self._release(task)
             if still_owned(task):
-                publisher = self._take_over(task)
-                self._release(task)
-                self._fenced[task] = publisher
+                fenced[task] = Owner.take(self.services, self.log, task, fence_others=False)
 
-        in_parallel(self.services, fence_one, tasks)
+        try:
+            in_parallel(self.services, fence_one, tasks)
+            if fenced:  # the owners of the whole job are the same ones for all tasks
+                next(iter(fenced.values())).fence_others()
+        except BaseException:
+            for owner in fenced.values():
+                owner.close()
+            raise
+        for task, owner in fenced.items():
+            self._release(task)
+            self._fenced[task] = owner
 
     def open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         """See :meth:`statemgr.StateManager.open_task`."""
@@ -93,6 +105,10 @@ class TaskOpener:
         """Which tasks are open, for the probes of the process."""
         return self._tasks.condition()
 
+    def owners(self) -> list[TaskCoordinator]:
+        """Those of the tasks that are open now."""
+        return [task.owner for task in self._tasks.open()]
+
     def close(self) -> None:
         """Close every task without a commit, and release the IDs that no opening has used."""
         for task in list(self._fenced):
@@ -101,25 +117,20 @@ class TaskOpener:
 
     def _open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         services, task = self.services, assignment.name
-        others = [job_transactional_id(services.config)]
         with ExitStack() as undo:
             metrics = self.metrics.of(task)
             undo.callback(metrics.close)
-            publisher = self._publisher(assignment)  # 3
-            undo.callback(publisher.close)
-            fence_ids(services, others)
-            assignment.check()
-            found = read_published(  # 4
-                services, self.log, self.layout, [task], permissions,
-                others=others, still_owned=assignment.still_owned, serdes_follow=True,
-            )  # fmt: skip
-            published, permissions = found.published, found.permissions[task]
+            owner = self._owner(assignment)  # 3
+            undo.callback(owner.close)
+            found = read_published(owner, self.layout, [task], permissions, serdes_follow=True)  # 4
+            published, permissions = owner.published, found.permissions[task]
             checkpoint = published.checkpoint(task)
+            self._old_job.check(self.log, task, checkpoint, allowed=permissions.allow_repeated_input)
             published.serdes = serdes_in_force(services, checkpoint)
             known = checkpoint.input_topic_ids if checkpoint else {}
             inputs = TaskInputs(self.inputs, task, known, skip=permissions.allow_skipped_input)
             inputs.expect()  # 5
-            with explained(services, self.log, published):
+            with owner.explaining():
                 stores, restored = restore_task(  # 6
                     services, task, checkpoint,
                     permissions=permissions, older=published.older(task), as_of=found.as_of,
@@ -127,9 +138,7 @@ class TaskOpener:
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)
-            coordinator = TaskCoordinator(
-                services, task, publisher, self.log, published, stores, found.refill[task], metrics
-            )
+            coordinator = TaskCoordinator(owner, task, stores, found.refill[task], metrics, self.topics)
             opened = Task(
                 services, task, coordinator, stores, restored, metrics, inputs, permissions,
                 on_close=lambda: self._tasks.forget(task),
@@ -147,24 +156,25 @@ class TaskOpener:
             undo.pop_all()
         return opened
 
-    def _publisher(self, assignment: Assignment) -> TransactionalPublisher:
-        """The task's publisher, whose ID :meth:`fence` took over or this does. Raises: OpeningCancelled."""
-        publisher = self._fenced.pop(assignment.name, None)
+    def _owner(self, assignment: Assignment) -> Owner:
+        """The task's owner. :meth:`fence` has fenced the others, or this does. Raises: OpeningCancelled."""
+        owner = self._fenced.pop(assignment.name, None)
         try:
             assignment.check()
+            if owner is None:
+                owner = Owner.take(self.services, self.log, assignment.name)
+                assignment.check()
         except BaseException:
-            if publisher is not None:
-                publisher.close()
+            if owner is not None:
+                owner.close()
             raise
-        return publisher or self._take_over(assignment.name)
+        owner.still_owned = assignment.still_owned
+        return owner
 
     def _release(self, task: str) -> None:
-        publisher = self._fenced.pop(task, None)
-        if publisher is not None:
-            publisher.close()
-
-    def _take_over(self, task: str) -> TransactionalPublisher:
-        return take_over(self.services, task_transactional_id(self.services.config, task), task)
+        owner = self._fenced.pop(task, None)
+        if owner is not None:
+            owner.close()
 
     def _check_name(self, task: str) -> None:
         config = self.services.config

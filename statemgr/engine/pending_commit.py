@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from statemgr.backends.services import Services
-from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.errors import RetryableError
-from statemgr.flows.repair import GivesWay
+from statemgr.flows.opening.repair import GivesWay
 from statemgr.flows.worker import Worker
 from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.services import Services
+from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
 
@@ -69,16 +69,17 @@ class PendingCommit:
         self._clock = services.clock
         self._metrics = metrics
         self._worker: Worker[Checkpoint] = Worker(services, f"commit-{task}", f"task {task}")
-        self._started = 0.0
+        #: When it began, for deadlines and for its age.
+        self._started = self._began = 0.0
 
     @property
     def seconds(self) -> float | None:
         """The age of the commit in progress; None if there is none."""
-        return self._clock.monotonic() - self._started if self._worker.busy else None
+        return self._clock.elapsed() - self._began if self._worker.busy else None
 
     def start(self, work: Callable[[], Checkpoint]) -> Future[Checkpoint]:
         """Run ``work`` on the commit's thread. Call :meth:`make_way` first."""
-        self._started = self._clock.monotonic()
+        self._started, self._began = self._clock.monotonic(), self._clock.elapsed()
         started = self._worker.start(work)
         assert started is not None
         return started
@@ -89,7 +90,7 @@ class PendingCommit:
         When it is older than ``task.commit.max.delay.ms``, the wait counts as blocked. Raises: as :meth:`end`.
         """
         if not self._worker.wait(self._until(self._max_delay_s)):
-            age_s = self._clock.monotonic() - self._started
+            age_s = self._clock.elapsed() - self._began
             tell(
                 log, Event.WAITING, "%s: the next commit waits for one that began %.1f s ago", self._task, age_s,
                 level=logging.WARNING, task=self._task, seconds=round(age_s, 1),

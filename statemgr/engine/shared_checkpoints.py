@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from statemgr.backends.services import Services
 from statemgr.config import JobConfig
 from statemgr.engine.host import attempt_host
 from statemgr.errors import CorruptBlob, StatemgrError
@@ -23,6 +22,7 @@ from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.hashing import content_hash
 from statemgr.ports import BlobReader
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 #: Up to this many bytes, the checkpoints are part of the function.

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, overload
 
 from statemgr import serdes
-from statemgr.backends.services import Services
 from statemgr.engine.pending_commit import PendingCommit, Turn
-from statemgr.engine.store import Store
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
-from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.engine.timers import Timer, Timers
 from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
-from statemgr.flows.commit import CommitBase, FrozenCommit, discard, freeze, prepare
-from statemgr.flows.expiry import STEP_S, ExpiringEntries
-from statemgr.flows.open_store import OpenStore
-from statemgr.flows.persist_ahead import PersistAhead
-from statemgr.flows.restore import StoreRestore
+from statemgr.flows.committing.commit import CommitBase, FrozenCommit, discard, freeze, prepare
+from statemgr.flows.committing.persist_ahead import PersistAhead
+from statemgr.flows.opening.restore import StoreRestore
 from statemgr.flows.worker import Worker
 from statemgr.ids import check_offsets, source_topic
 from statemgr.kafka.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.commit import PreparedCommit, ProducedRecord
-from statemgr.model.permissions import Permissions
+from statemgr.model.jobs.permissions import Permissions
 from statemgr.model.plan import check_serdes
 from statemgr.phases import Flow
 from statemgr.serdes import SerdeLike, SerdeName, TypedSerde
 from statemgr.serdes.serde import K, V
+from statemgr.services import Services
+from statemgr.stores.expiry import STEP_S, ExpiringEntries
+from statemgr.stores.open_store import OpenStore
+from statemgr.stores.store import Store
+from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Task:
         restored: how each store was restored.
         metrics: the cost of its commits, and how long they blocked it.
         damage: known damage of the current checkpoint's backups.
+        owner: publishes its commits.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Task:
         self.metrics = metrics
         self.damage = coordinator.damage
         self._services = services
-        self._coordinator = coordinator
+        self.owner = self._coordinator = coordinator
         self._stores = stores
         self._inputs = inputs
         self._permissions = permissions
         self._on_close = on_close
         self._timers = Timers(services.clock, name)
+        self._newest_input_ms: int | None = None
         self._pending = PendingCommit(services, name, metrics)
         self._ahead = PersistAhead(services, name, portable=False)
         self._repairs: Worker[None] = Worker(services, f"repair-{name}", f"task {name}", background=True)
@@ -143,14 +145,47 @@ class Task:
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Send output in the transaction of the next commit. Raises: RetryableError if too much waits for it."""
+        """Send output in the transaction of the next commit.
+
+        Raises: InvalidError for a record that is larger than the producer takes; RetryableError if too much output
+        waits for a commit.
+        """
         self._coordinator.output.add(ProducedRecord(topic, key, value, partition, tuple(headers)))
+
+    def drop_output(self) -> int:
+        """Drop the output that waits for a commit, because Kafka refuses a record of it for good. Otherwise each later
+        commit would send that record again. Changes of the stores stay.
+
+        Returns: the number of dropped records. Raises: as :meth:`commit` if one is in progress.
+        """
+        with self._turn.commit():
+            self._pending.make_way()
+            self._coordinator.settle()
+            return self._coordinator.output.drop()
 
     @property
     def has_changes(self) -> bool:
         """Whether a commit has changes of backed-up stores, or output, to publish."""
         changed = any(store.uncommitted for store in self._stores.values() if store.config.durable)
         return changed or bool(self._coordinator.output.waiting())
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The time, in epoch milliseconds. In a test, :class:`statemgr.testing.JobTester` moves it."""
+        return self._services.clock.time_ns() // 1_000_000
+
+    def newest_input_ms(self) -> int | None:
+        """The newest timestamp of a message that this task was given, in epoch milliseconds; None before the first.
+
+        It is in the memory of this process, as timers are: a task that is opened elsewhere begins with None.
+        """
+        return self._newest_input_ms
+
+    def note_input(self, timestamp_ms: int) -> None:
+        """Tell the task the timestamp of a message. A consumer loop does this before it passes the message."""
+        if timestamp_ms >= 0:
+            self._newest_input_ms = max(timestamp_ms, self._newest_input_ms or 0)
 
     # --- timers --------------------------------------------------------------------------------------------------
 
@@ -239,14 +274,15 @@ class Task:
         self._coordinator.settle()
         self._coordinator.snapshots.raise_failures()
         base = self._coordinator.next_base()
+        overdue = self._coordinator.snapshots.overdue(base.checkpoint)
+        whole: Collection[str] = self._stores if materialize else overdue
         input_ids = self._inputs.asked(input_offsets)
         with self._ahead.held(), self.metrics.phase("flush"):
             waiting = self._coordinator.output.waiting()
-            copies = self._stores if materialize else ()
-            frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copies=copies)
+            frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copies=whole)
         self.metrics.measure(self._stores)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-        return self._pending.start(lambda: self._finish(frozen, input_ids, materialize, flow))
+        return self._pending.start(lambda: self._finish(frozen, input_ids, whole, flow))
 
     @property
     def pending_commit_seconds(self) -> float | None:
@@ -262,12 +298,15 @@ class Task:
         is_known = self._pending.seconds is None and self._coordinator.settled
         return self._coordinator.next_base() if is_known else None
 
-    def _finish(self, frozen: FrozenCommit, input_ids: InputIds, materialize: bool, flow: Flow) -> Checkpoint:
+    def _finish(self, frozen: FrozenCommit, input_ids: InputIds, whole: Collection[str], flow: Flow) -> Checkpoint:
         """The asynchronous part of a commit, on the commit thread."""
         with flow.here(), self.metrics.commit():
             try:
-                prepared = self._prepare(frozen, materialize)
-                checkpoint = self._coordinator.publish(frozen, prepared, input_ids)
+                prepared = self._prepare(frozen, whole)
+                self._coordinator.publish(frozen, prepared, input_ids)
+                self._coordinator.make_whole()
+                checkpoint = self._coordinator.checkpoint
+                assert checkpoint is not None
                 self.metrics.log.committed(checkpoint)
                 flow.attributes |= {"checkpoint": str(checkpoint.checkpoint_id), "bytes": prepared.added_bytes}
                 flow.end()
@@ -276,7 +315,7 @@ class Task:
                 lost = [store.give_up(error) for store in self._stores.values()]
                 raise lost[0] from error
 
-    def _prepare(self, frozen: FrozenCommit, materialize: bool) -> PreparedCommit:
+    def _prepare(self, frozen: FrozenCommit, whole: Collection[str]) -> PreparedCommit:
         try:
             self._coordinator.check()
             self._ahead.wait()
@@ -284,7 +323,6 @@ class Task:
             discard(self._stores, frozen.stores)
             raise
         with self.metrics.phase("upload"):
-            whole = frozen.stores if materialize else ()
             return prepare(self._services, self._stores, frozen, portable=False, materialize=whole)
 
     # --- repair --------------------------------------------------------------------------------------------------
@@ -312,8 +350,12 @@ class Task:
 
     # --- end -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Close without committing: the next owner processes uncommitted input again. Idempotent."""
+    def close(self, *, leave_copies: bool = True) -> None:
+        """Close without committing: the next owner processes uncommitted input again. Idempotent.
+
+        Args:
+            leave_copies: keep local copies, with which the next opening on this machine is faster.
+        """
         if self._closed:
             return
         self._closed = True
@@ -323,7 +365,8 @@ class Task:
             closing.callback(self._coordinator.close)
             for store in self._stores.values():
                 closing.callback(store.close)
-            closing.callback(self._leave_copies)
+            if leave_copies:
+                closing.callback(self._leave_copies)
             closing.callback(self._log_dropped_changes)
             closing.callback(self.metrics.close)
             closing.callback(self._coordinator.snapshots.close)

@@ -8,21 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from statemgr.backends.services import Services
 from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.output import Output
-from statemgr.engine.task_metrics import TaskMetrics
 from statemgr.errors import FencedError, StatemgrError
-from statemgr.flows.background_snapshots import BackgroundSnapshots
-from statemgr.flows.commit import CommitBase, FrozenCommit, Refill
+from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
+from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.offers import prepare_adoption
-from statemgr.flows.open_store import OpenStore
-from statemgr.flows.opening_checks import remember_published
-from statemgr.flows.ownership import Published
-from statemgr.flows.repair import GivesWay, can_repair, prepare_repair
+from statemgr.flows.opening.open_job import JobTopics
+from statemgr.flows.opening.opening_checks import remember_published
+from statemgr.flows.opening.repair import GivesWay, can_repair, prepare_repair
+from statemgr.flows.owner import Owner
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
-from statemgr.ports import CheckpointLog, Publisher
+from statemgr.stores.open_store import OpenStore
+from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
 #: Waits for the IDs of the input topics: topic → ID.
@@ -40,17 +39,16 @@ class TaskCoordinator(Coordinator):
 
     def __init__(
         self,
-        services: Services,
+        owner: Owner,
         task: str,
-        publisher: Publisher,
-        checkpoint_log: CheckpointLog,
-        published: Published,
         stores: Mapping[str, OpenStore],
         refill: Refill,
         metrics: TaskMetrics,
+        topics: JobTopics,
     ) -> None:
-        super().__init__(services, checkpoint_log, publisher, published)
-        self.output = Output(task)
+        super().__init__(owner, topics)
+        services = owner.services
+        self.output = Output(task, services.config.most_record_bytes)
         self._task = task
         self._stores = stores
         self._refill = refill
@@ -58,7 +56,7 @@ class TaskCoordinator(Coordinator):
         self._clean_up = self.clean_ups[task]
         self.damage = self._clean_up.damage
         self.snapshots = BackgroundSnapshots(services, task, stores, metrics, self.damage.suspect)
-        self._clean_up.at_open(published.records[task])
+        self._clean_up.at_open(self.published.records[task])
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -81,7 +79,7 @@ class TaskCoordinator(Coordinator):
             with self._metrics.phase("publish"):
                 self._publish([replace(prepared, input_topic_ids=input_ids())], follow_up)
         except BaseException:
-            if self.settled and self._fenced is None:
+            if self.settled and not self.owner.is_fenced:
                 self._tidy()  # the local directories of a state that was not published are removed
             raise
         return follow_up()
@@ -138,9 +136,15 @@ class TaskCoordinator(Coordinator):
 
         Any thread may call this. Raises: RetryableError, AccessDenied.
         """
-        if self.checkpoint is None or self._fenced is not None:
+        if self.checkpoint is None or self.owner.is_fenced:
             return False
         return bool(self.damage.pairs) if self.look_for_damage(self._task) else None
+
+    def make_whole(self) -> None:
+        """After a publish: if blobs of the commit had been deleted meanwhile, make the backup again before the commit
+        counts as a success. Raises: as :meth:`repair`; then the next commit makes it again."""
+        if self._clean_up.lost_blobs and self.needs_repair():
+            self.repair(lambda: None)
 
     def repair(self, give_way: Callable[[], None]) -> bool:
         """Publish the current checkpoint again, with complete backups.

@@ -1,8 +1,7 @@
 """Offers of first snapshots, as the owner of a task and garbage collection see them.
 
-``statemgr materialize`` (:mod:`statemgr.flows.materialize`) builds the first snapshot of a store from its changelog and
-offers it on the checkpoint topic. An owner that opens the task adopts the offer, instead of uploading the whole state
-with its next commit:
+``statemgr materialize`` builds the first snapshot of a store from its changelog and offers it on the checkpoint topic.
+An owner that opens the task adopts the offer, instead of uploading the whole state with its next commit:
 
 1. choose the newest live offer of each store that is to be backed up to blobs and has no snapshot there, or an older
    one if something of that is missing or damaged
@@ -18,7 +17,7 @@ offer says. The cleaner keeps them for ``delete.retention.ms``, and the offer ex
 Why garbage collection spares the blobs: an offer names only blobs that were younger than half the shortest grace period
 when it was written, so garbage collection that began earlier leaves them alone. A later run finds the offer, until a
 whole grace period after it has expired. An adoption begins before the expiry. It is published within half a grace
-period (:mod:`statemgr.flows.grace_period`), or not at all.
+period (:mod:`statemgr.flows.committing.grace_period`), or not at all.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from statemgr.backends.blobs.offered import OfferedSnapshots
-from statemgr.backends.services import Services
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import CorruptError, MissingError, StatemgrError
-from statemgr.flows.commit import CommitBase
-from statemgr.flows.grace_period import shortest_grace_ms
-from statemgr.flows.repair import can_repair, carried_stores
+from statemgr.flows.committing.commit import CommitBase
+from statemgr.flows.committing.grace_period import shortest_grace_ms
+from statemgr.flows.opening.repair import can_repair, carried_stores
 from statemgr.model.chain import ChainSnapshot
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit, PreparedStore
-from statemgr.model.offers import Offer, OfferKey
+from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.phases import Phase
 from statemgr.ports import PreparedBackup
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 _Offers = Mapping[OfferKey, Offer]

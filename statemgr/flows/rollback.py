@@ -25,19 +25,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from statemgr.backends.services import Services
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState
-from statemgr.flows.commit import CommitBase, Refill, freeze, prepare
-from statemgr.flows.restore import restore_task
-from statemgr.ids import CheckpointId, task_index
+from statemgr.flows.committing.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.opening.restore import restore_task
+from statemgr.ids import CheckpointId, source_topic, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
+from statemgr.model.keys.partitioners import is_by_input
 from statemgr.model.plan import plan_retained
-from statemgr.ports import BranchingBackupManager, Progress, no_progress
+from statemgr.ports import Progress, no_progress
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
-#: The partitioner of jobs in which each task has an input partition of its own.
-OWN_INPUT = "kafka-partition"
 
 
 class Way(StrEnum):
@@ -78,7 +77,7 @@ def find_targets(
         if len(retained) > 1:
             raise InvalidError(
                 f"{task} retains several of these checkpoints",
-                hint="use `statemgr checkpoints rollback --task` for each task",
+                hint="name only one of them, or use `statemgr checkpoints rollback --task` for each task",
                 task=task,
             )
         if retained:
@@ -92,10 +91,12 @@ def find_targets(
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
         )
     if missing:
+        alone = all(is_by_input(record.layout.partitioner) for record in records.values())
+        way = "use `statemgr checkpoints rollback --task` for one of them, or " if alone else ""
         raise MissingState(
             f"the checkpoint is not retained for {', '.join(missing)}",
-            hint="these tasks commit one by one: use `statemgr checkpoints rollback --task` for one of them, or name a "
-            "checkpoint for each: " + _suggestion(records, tasks, found),
+            hint=f"these tasks commit one by one: {way}name a checkpoint for each: "
+            + _suggestion(records, tasks, found),
         )
     return found
 
@@ -105,16 +106,23 @@ def check_alone(record: CheckpointRecord, target: Checkpoint) -> None:
 
     Raises: InvalidError.
     """
-    own, number = record.layout.partitioner == OWN_INPUT, task_index(record.task)
-    for checkpoint in (record.current, target):
-        own = own and all(name.endswith(f"-{number}") for name in checkpoint.input_offsets)
-    if not own:
+    sources = {*record.current.input_offsets, *target.input_offsets}
+    if not all(_is_own(record, source) for source in sources):
         raise InvalidError(
             f"{record.task} cannot go back alone: other tasks have processed rows of the same input partitions "
             f"(the job is partitioned by {record.layout.partitioner!r})",
             hint="use `statemgr checkpoints rollback` for all tasks",
             task=record.task,
         )
+
+
+def _is_own(record: CheckpointRecord, source: str) -> bool:
+    """Whether only this task reads a source partition. After a rescale to fewer tasks, a task also has the partitions
+    whose number, modulo the number of tasks, is its own."""
+    if not is_by_input(record.layout.partitioner) or source_topic(source) is None:
+        return False
+    partition, number = int(source.rpartition("-")[2]), task_index(record.task)
+    return number == (partition % record.layout.tasks if record.layout.tasks else partition)
 
 
 def plan_rollback(
@@ -147,12 +155,11 @@ def plan_rollback(
     for store in sorted(durable):
         for factory in config.stores[store].backup_factories:
             marker = target.marker(factory, store)
-            manager = services.backup_manager(factory)
             if marker is None or (factory, store) in damaged:
                 ways[factory, store] = Way.FILL
             elif target is record.current and (factory, store) not in tail:
                 ways[factory, store] = Way.KEEP
-            elif isinstance(manager, BranchingBackupManager):
+            elif services.backup_manager(factory).branches:
                 ways[factory, store] = Way.REFERENCE
             elif marker == record.current.marker(factory, store) and (factory, store) not in tail:
                 ways[factory, store] = Way.KEEP
@@ -220,12 +227,12 @@ def _branched(
     blobs are gone. Raises: RetryableError, AccessDenied."""
     found: dict[tuple[str, str], tuple[Marker, Sequence[str]]] = {}
     for (factory, store), way in rollback.ways.items():
-        marker, manager = rollback.target.marker(factory, store), services.backup_manager(factory)
-        if way is not Way.REFERENCE or marker is None or not isinstance(manager, BranchingBackupManager):
+        marker = rollback.target.marker(factory, store)
+        if way is not Way.REFERENCE or marker is None:
             continue
         task = rollback.record.task
         try:
-            backup = manager.branch(services.identity(task, store), marker, together=together)
+            backup = services.backup_manager(factory).branch(services.identity(task, store), marker, together=together)
         except (MissingError, CorruptError) as error:
             log.warning("%s/%s: %s is filled again: %s", task, store, factory, error)
         else:

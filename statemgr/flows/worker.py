@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-from statemgr.backends.services import Services
 from statemgr.errors import ClosedError, FencedError, StatemgrError
 from statemgr.logs import Event, tell
+from statemgr.services import Services
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

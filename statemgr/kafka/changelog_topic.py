@@ -5,7 +5,9 @@ Keys and values are raw bytes, so statemgr can take over the changelog of an exi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 from confluent_kafka import Message
 
@@ -15,7 +17,7 @@ from statemgr.ids import IdSource
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.temporary_topic import BrokerTime
-from statemgr.ports import ChangelogBatch, ChangelogRecord, Clock, TopicInfo
+from statemgr.ports import ChangelogBatch, ChangelogRecord, Clock, TopicBounds, TopicInfo
 
 
 class ChangelogTopics:
@@ -29,14 +31,50 @@ class ChangelogTopics:
         self._metadata = TopicMetadata(config, clock)
         self._reader = PartitionReader(config, clock, stall_s)
         self._time = BrokerTime(config, clock, ids)
+        self._lock = threading.Lock()
+        self._asking: dict[str, threading.Lock] = {}
+        #: Topic → the answer that the next question will have.
+        self._next: dict[str, Future[TopicInfo]] = {}
 
     def describe(self, topic: str) -> TopicInfo:
-        """Also raises: UnavailableError, AccessDenied."""
+        """Calls at the same time share an answer, because that for a topic with 1,000 partitions is large. Its question
+        is sent after all of them have begun. Also raises: UnavailableError, AccessDenied.
+        """
+        with self._lock:
+            answer = self._next.get(topic)
+            asks = answer is None
+            if answer is None:
+                answer = self._next[topic] = Future()
+            one_at_a_time = self._asking.setdefault(topic, threading.Lock())
+        if asks:
+            with one_at_a_time:  # the question in progress may be older than this call
+                with self._lock:
+                    del self._next[topic]
+                try:
+                    answer.set_result(self._described(topic))
+                except BaseException as error:
+                    answer.set_exception(error)
+        return answer.result()
+
+    def _described(self, topic: str) -> TopicInfo:
         found = self._metadata.describe([topic]).get(topic)
         if found is None:
             raise MissingState("the changelog topic does not exist", hint=ANOTHER_COPY, topic=topic)
         config = self._metadata.settings([topic])[topic]
         return TopicInfo(topic, str(found.topic_id), len(found.partitions), config)
+
+    def survey(self, topics: Collection[str]) -> Mapping[str, TopicBounds]:
+        """Raises: UnavailableError, AccessDenied."""
+        described = self._metadata.describe(sorted(topics))
+        partitions = [(topic, one.id) for topic, found in described.items() for one in found.partitions]
+        starts, ends = self._metadata.starts(partitions), self._metadata.ends(partitions)
+        bounds: dict[str, dict[int, tuple[int, int]]] = {topic: {} for topic in described}
+        for topic, number in starts.keys() & ends.keys():
+            bounds[topic][number] = starts[topic, number], ends[topic, number]
+        return {
+            topic: TopicBounds(str(found.topic_id), len(found.partitions), bounds[topic])
+            for topic, found in described.items()
+        }
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Raises: MissingState, UnavailableError."""

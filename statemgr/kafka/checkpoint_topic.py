@@ -12,20 +12,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured
-from statemgr.kafka.checkpoint_tracks import PARTITION, Assembly, Track, TrackId
+from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topic_watch import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
-from statemgr.model.layouts import RetiredLayout, decode_retired_layout, is_retired_layout
-from statemgr.model.offers import Offer, OfferKey, decode_offer, is_offer
-from statemgr.model.permissions import Permit, decode_permit, is_permit
+from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
+from statemgr.model.jobs.layouts import RetiredLayout, decode_retired_layout, is_retired_layout
+from statemgr.model.jobs.offers import Offer, OfferKey, decode_offer, is_offer
+from statemgr.model.jobs.permissions import Permit, decode_permit, is_permit
 from statemgr.ports import Clock
 from statemgr.serdes.avro import HEADER_SIZE, unknown_header
 
@@ -48,7 +50,8 @@ class _Seen:
     """Everything of the job below ``position``, last read at ``monotonic_s`` and ``wall_s``.
 
     ``by_key``: a key (version 1), or the first bytes of the keys of a task's records (version 2) → its track. None
-    means that the key belongs to another job.
+    means that the key belongs to another job. ``newest``: what a read of all tasks returned last; None if records were
+    read since.
     """
 
     bounds: _Bounds
@@ -60,6 +63,8 @@ class _Seen:
     permits: dict[bytes, Permit] = field(default_factory=dict)
     offers: dict[OfferKey, Offer] = field(default_factory=dict)
     retired: dict[int, RetiredLayout] = field(default_factory=dict)
+    adopted: AdoptedJob | None = None
+    newest: Mapping[str, CheckpointRecord] | None = None
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic still has what was read. ``position``: the offset that reading had reached when ``bounds``
@@ -109,7 +114,11 @@ class CheckpointTopic:
         bounds = self._bounds(only_settled)
         with self._lock:
             seen = self._read_to(bounds, position)
-            return self._newest_of(seen, tasks, generation)
+            if tasks is not None or generation is not None:
+                return self._newest_of(seen, tasks, generation)
+            if seen.newest is None:  # each opening reads all tasks, and a process may open a thousand
+                seen.newest = MappingProxyType(self._newest_of(seen, None, None))
+            return seen.newest
 
     def retired(self) -> Sequence[RetiredLayout]:
         with self._lock:
@@ -136,6 +145,10 @@ class CheckpointTopic:
     def offers(self) -> Mapping[OfferKey, Offer]:
         with self._lock:
             return dict(self._seen.offers) if self._seen is not None else {}
+
+    def adopted(self) -> AdoptedJob | None:
+        with self._lock:
+            return self._seen.adopted if self._seen is not None else None
 
     def begin_check(self) -> Callable[[int], None]:
         return self._watch.begin_check() if self._watch is not None else lambda end: None
@@ -206,6 +219,7 @@ class CheckpointTopic:
             seen = self._seen = _Seen(bounds, bounds.start)
         by_key, is_whole = seen.by_key, codecs.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
+            seen.newest = None
             for message in batch:
                 # this runs a million times: keep the number of calls low
                 key, value = message.key(), message.value()
@@ -282,6 +296,11 @@ class CheckpointTopic:
                 else:
                     seen.retired[retired.layout.generation] = retired
             return None
+        if is_adopted_job(key):
+            of_job, adopted = decode_adopted_job(key, value, place)
+            if of_job == (self._config.job_name, self._config.job_id):
+                seen.adopted = adopted
+            return None
         track = self._track(seen, key, offset)
         if track is None:
             return None
@@ -319,7 +338,7 @@ class CheckpointTopic:
         return CorruptRecord(
             f"checkpoint record refused: {why}",
             hint="find out what else writes to the checkpoint topic: only statemgr may. "
-            "`statemgr topics repair --dry-run` lists all such records",
+            "`statemgr topics repair` lists all such records",
             topic=self._topic,
             partition=PARTITION,
             offset=offset,

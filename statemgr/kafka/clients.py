@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -19,6 +21,9 @@ from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
 log = logging.getLogger("statemgr.kafka.librdkafka")
 T = TypeVar("T")
 
+#: Seconds for which the client that is being served was idle, and from how many on its lines say so.
+_IDLE_S: ContextVar[float] = ContextVar("idle", default=0.0)
+_NOTED_S = 2.0
 #: Seconds of one blocking call of librdkafka; in between the caller checks signals and deadlines.
 SLICE_S = 1.0
 #: Seconds for which a request to the brokers is repeated before it fails.
@@ -88,6 +93,17 @@ def _kind(record: logging.LogRecord) -> str:
 log.addFilter(RateLimit("librdkafka", _kind))
 
 
+@contextmanager
+def idle_for(seconds: float) -> Iterator[None]:
+    """A block that serves a client for the first time after ``seconds``. The client hands its lines over only then, so
+    each may be as old, and is logged as a past event: at the level INFO, with that age."""
+    token = _IDLE_S.set(seconds)
+    try:
+        yield
+    finally:
+        _IDLE_S.reset(token)
+
+
 class ClientLog:
     """librdkafka's log, with secrets masked: with ``kafka.debug`` librdkafka logs its configuration.
 
@@ -110,6 +126,9 @@ class ClientLog:
         if text.startswith("GETPID") and level <= logging.WARNING:
             level, extra = logging.INFO, {"event": Event.WAITING.value}
             text += " (the brokers are not ready for transactions yet; the client asks again)"
+        if (idle_s := _IDLE_S.get()) >= _NOTED_S:
+            level = min(level, logging.INFO)
+            text += f" (an old line: up to {idle_s:.0f} s ago, while this client was idle)"
         if log.isEnabledFor(level):
             log.log(level, "%s", self._hide(text), extra=extra)
 

@@ -57,6 +57,8 @@ _UNREACHABLE = {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.NETWORK_EXCEPTION,
+    # the client has given a connection up while a request was on it, and uses another one
+    KafkaError._DESTROY_BROKER,
 }
 #: Answers of a broker that no longer leads the partition, or does not lead it yet.
 _LEADERLESS = {
@@ -70,7 +72,7 @@ _LEADERLESS = {
 FORGOTTEN = {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID}
 #: The client reports these for records whose transaction has already failed.
 AFTER_EFFECTS = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE}
-_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
 #: The bytes that a broker sent are not the ones that it received.
 _DAMAGED = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION}
 _INVALID = {
@@ -83,6 +85,40 @@ _INVALID = {
     KafkaError._INVALID_ARG,
 }
 
+
+#: Why a consumer group turns a member away for good → the kind of error, what happened, and the hint. Other reasons,
+#: such as a missing right, mean the same as elsewhere.
+_TURNED_AWAY: dict[int, tuple[type[StatemgrError], str, str]] = {
+    KafkaError.FENCED_INSTANCE_ID: (
+        FencedError,
+        "another process has joined the consumer group with the same group.instance.id, and replaces this one",
+        "give each process a group.instance.id of its own (docs/running.md), or remove the key",
+    ),
+    KafkaError.UNRELEASED_INSTANCE_ID: (
+        RetryableError,
+        "the consumer group has another member with the same group.instance.id",
+        "give each process a group.instance.id of its own; after a crash, the group releases it when "
+        "group.consumer.session.timeout.ms of the brokers has passed: start again then",
+    ),
+    KafkaError.GROUP_MAX_SIZE_REACHED: (
+        RetryableError,
+        "the consumer group is full",
+        "start fewer processes, or raise group.max.size and group.consumer.max.size of the brokers",
+    ),
+    KafkaError.UNSUPPORTED_ASSIGNOR: (
+        ConfigError,
+        "the brokers do not have the assignor",
+        "set group.remote.assignor of the consumer to one of the brokers' group.consumer.assignors",
+    ),
+    **dict.fromkeys(
+        (KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE),
+        (
+            ConfigError,
+            "the brokers do not support group.protocol = consumer",
+            "set group.protocol of the consumer to classic; consumer needs Kafka 4.0",
+        ),
+    ),
+}
 
 #: How ``doing`` begins (see :func:`translate`) → the ACL operation that it needs on a topic.
 _ON_TOPIC = {
@@ -170,7 +206,7 @@ def translate(
         return MissingState(f"{doing}: the topic or partition does not exist", hint=_CREATE, **where)
     if code in OUT_OF_RANGE:
         return MissingState(f"{doing}: the topic no longer has these records", hint=ANOTHER_COPY, **where)
-    if code in _TOO_LARGE:
+    if code in TOO_LARGE:
         return InvalidError(
             f"{doing}: a record is larger than the broker allows",
             hint="raise max.message.bytes of the topic, and kafka.producer.message.max.bytes",
@@ -198,6 +234,30 @@ def translate(
     return RetryableError(text).with_where(**where)
 
 
+def fatal_cause(error: KafkaError) -> KafkaError:
+    """The cause of an error whose code says only that the client cannot be used any more; any other error as it is.
+
+    A member of a consumer group receives its fatal error in place of a message, and only its text names the cause:
+    "Fatal error: <cause>: <details>" (``rd_kafka_set_fatal_error0`` in ``rdkafka.c`` of librdkafka).
+    """
+    text = error.str()
+    if error.code() != KafkaError._FATAL or not text.startswith("Fatal error: "):
+        return error
+    for code in vars(KafkaError).values():
+        if isinstance(code, int) and text.startswith(f"Fatal error: {KafkaError(code).str()}: "):
+            return KafkaError(code, text, True)
+    return error
+
+
+def turned_away(error: KafkaError, reported: ClientErrors | None, **where: str | int) -> StatemgrError:
+    """The error to raise for a consumer group's fatal error, after which the consumer receives nothing any more."""
+    cause = fatal_cause(error)
+    if cause.code() in _TURNED_AWAY:
+        kind, what, hint = _TURNED_AWAY[cause.code()]
+        return kind(what, hint=hint).with_where(**where)
+    return translate(cause, "consuming", reported=reported, **where)
+
+
 def damaged(what: str, **where: str | int) -> CorruptRecord:
     """The error for records whose bytes are not the ones that were written."""
     return CorruptRecord(
@@ -209,7 +269,8 @@ def damaged(what: str, **where: str | int) -> CorruptRecord:
 def translated(doing: str, reported: ClientErrors | None = None, **where: str | int) -> Iterator[None]:
     """A context manager that raises librdkafka's exceptions as statemgr's errors."""
     try:
-        yield
+        with unmasked():
+            yield
     except KafkaException as error:
         raise translate(error.args[0], doing, reported=reported, **where) from error
 

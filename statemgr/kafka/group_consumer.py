@@ -30,11 +30,18 @@ _OWN = {
 class GroupConsumer(Consumer):
     """Reports an offset that the topic does not have as an error, and never moves to another offset instead.
 
-    ``errors`` has what the client reported by callback.
+    Attributes:
+        errors: what the client reported by callback.
+        by_brokers: whether the brokers assign partitions (``group.protocol=consumer``, KIP-848), and not a member.
+        in_steps: whether an assignment has only the partitions that are added.
     """
+
+    by_brokers = in_steps = False
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.errors: ClientErrors = settings["error_cb"]
+        self.by_brokers = _assigned_by_brokers(settings)
+        self.in_steps = self.by_brokers or "cooperative" in str(settings.get("partition.assignment.strategy"))
         self._warnings = _Warnings()
         super().__init__({**settings, "on_commit": self._committed})
 
@@ -75,6 +82,10 @@ class _Warnings:
         self._level = logging.DEBUG
 
 
+def _assigned_by_brokers(settings: Mapping[str, Any]) -> bool:
+    return settings.get("group.protocol") == "consumer"
+
+
 def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     """A consumer for :meth:`statemgr.StateManager.run`. Raises: ConfigError, InvalidError."""
     if not isinstance(group, str) or not group:
@@ -85,11 +96,12 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
             hint="remove it; a partition that is in no checkpoint is read from its first offset",
             key="kafka.consumer.auto.offset.reset",
         )
+    by_brokers = _assigned_by_brokers(config.kafka_client("consumer"))
     defaults = {
         # the client detects bits that changed on a broker's disk only with this setting
         "check.crcs": True,
         # partition i of every input topic goes to the same member
-        "partition.assignment.strategy": "range",
+        "group.remote.assignor" if by_brokers else "partition.assignment.strategy": "range",
         **FAST_READS,
     }
     own = {**_OWN, "group.id": group}

@@ -15,6 +15,9 @@ most once in :data:`ASK_EVERY_S` seconds. The position remembers the lowest offs
 and one question before the next commit proves all of them. So a row after a jump may be processed but is never
 committed. A client that never jumps (``config.consumer``, which reports such a fetch as an error) needs no question.
 
+Offsets without a message at the end of the log are passed, too (:meth:`InputPosition.passed`): otherwise a job that has
+processed everything would seem to lag for ever.
+
 A message with an offset below the expected one is from before a seek, and is dropped, unless the topic was created
 again with fewer records: then the topic's end is below what was processed.
 """
@@ -24,43 +27,61 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
-from statemgr.errors import MissingState, UnavailableError
-from statemgr.kafka.clients import ANSWER_S, DEADLINE_S
+from statemgr.errors import AccessDenied, MissingState, StatemgrError, UnavailableError
+from statemgr.kafka.clients import DEADLINE_S
+from statemgr.kafka.input_topics import GONE, RECREATED, InputTopics
 from statemgr.ports import Clock
 
 #: Seconds between two questions for the log start of a partition while messages arrive.
 ASK_EVERY_S = 1.0
-GONE = (
-    "Kafka deleted records before they were processed (retention, or DeleteRecords); to continue without them, give "
-    "the one-shot permission `allow_skipped_input`"
-)
-RECREATED = (
-    "the topic was deleted and created again, or lost records: start the job under a new job.id, or give the one-shot "
-    "permission `allow_skipped_input` to read the present topic from its beginning"
-)
 
 
 class InputPosition:
-    """The position in one source partition. ``next``: the offset to process next; None until the task is restored.
+    """The position in one source partition.
 
     Args:
         never_jumps: the client always reports a missing offset as an error.
+
+    Attributes:
+        next: the offset to process next; None until the task is restored.
+        end: the end of the partition when the task was restored.
     """
 
-    def __init__(self, consumer: Consumer, place: TopicPartition, clock: Clock, *, never_jumps: bool) -> None:
+    def __init__(self, topics: InputTopics, place: TopicPartition, clock: Clock, *, never_jumps: bool) -> None:
         self.place = TopicPartition(place.topic, place.partition)
+        self.key = (place.topic, place.partition)
         self.source = f"{place.topic}-{place.partition}"
         self.next: int | None = None
-        #: The end of the partition when the task was restored.
         self.end = 0
-        self._consumer = consumer
+        self._topics = topics
         self._clock = clock
         self._never_jumps = never_jumps
+        #: The first offset and the end that the brokers have reported for :meth:`start`, and since when they are asked.
+        self._span: tuple[int, int] | None = None
+        self._waiting_since: float | None = None
         self._asked = float("-inf")
         #: For the gaps that are not proved yet: the lowest expected offset, and the offset that arrived instead.
         self._unproved: tuple[int, int] | None = None
+
+    @property
+    def located(self) -> bool:
+        """Whether the brokers have reported the offsets of the partition, so that :meth:`start` can be called."""
+        return self._span is not None
+
+    def locate(self, span: tuple[int, int] | None, failure: StatemgrError | None) -> None:
+        """Take the answer of the brokers, or the reason why there is none.
+
+        Raises: ``failure`` if waiting does not help, or if there has been no answer for :data:`DEADLINE_S` seconds.
+        """
+        now_s = self._clock.monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now_s
+        too_long = now_s - self._waiting_since > DEADLINE_S
+        if span is None and failure is not None and (too_long or isinstance(failure, AccessDenied)):
+            raise failure
+        self._span = span
 
     def start(self, offset: int | None, *, skip: bool = False) -> int:
         """Where to begin: at the checkpoint's ``offset``, or at the topic's first offset if that is None.
@@ -68,9 +89,10 @@ class InputPosition:
         Args:
             skip: if the checkpoint's offset is gone, begin at the topic's first one.
 
-        Raises: MissingState when the topic does not have the offset; UnavailableError.
+        Raises: MissingState when the topic does not have the offset.
         """
-        low, high = self._bounds(DEADLINE_S)
+        assert self._span is not None
+        low, high = self._span
         self.end = high
         if offset is None or (skip and not low <= offset <= high):
             return low
@@ -101,6 +123,17 @@ class InputPosition:
                     self._check_end()
         return later
 
+    def passed(self, offset: int) -> bool:
+        """The client has passed all before ``offset``, and each message of it was processed: the ends of transactions
+        and aborted messages have offsets, too. Returns: whether the next offset is another one now.
+        """
+        if self.next is None or offset <= self.next:
+            return False
+        if not self._never_jumps:
+            self._unproved = self._unproved or (self.next, offset)
+        self.next = offset
+        return True
+
     def prove(self) -> None:
         """Called before a commit. Raises: MissingState if a gap so far skipped input; UnavailableError."""
         if self._unproved is None:
@@ -128,17 +161,12 @@ class InputPosition:
                 **self._where(),
             )
 
-    def _bounds(self, timeout_s: float = ANSWER_S) -> tuple[int, int]:
-        """Ask the brokers for the first offset and the end."""
-        try:
-            found = self._consumer.get_watermark_offsets(self.place, timeout=timeout_s, cached=False)
-        except KafkaException as error:
-            raise UnavailableError(
-                f"the brokers did not report the offsets of the input: {error.args[0].str()}", **self._where()
-            ) from error
-        if found is None:
-            raise UnavailableError("the brokers did not report the offsets of the input", **self._where())
-        return found
+    def _bounds(self) -> tuple[int, int]:
+        """Ask the brokers for the first offset and the end. Raises: UnavailableError."""
+        found, failure = self._topics.spans([self.key])
+        if failure is not None:
+            raise UnavailableError("the brokers did not report the offsets of the input", **self._where()) from failure
+        return found[self.key]
 
     def _where(self) -> dict[str, Any]:
         return {"topic": self.place.topic, "partition": self.place.partition}

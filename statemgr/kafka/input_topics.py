@@ -1,4 +1,5 @@
 """Checks the input topics of a job: they exist, each task has one partition of each, and their IDs have not changed.
+Output topics only have to exist.
 
 A topic that was deleted and created again has the same name and another ID. Offsets of the old topic mean nothing in
 it.
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection
 from confluent_kafka.admin._metadata import TopicMetadata as ListedTopic
@@ -20,7 +21,6 @@ from statemgr.ids import source_topic
 from statemgr.kafka.clients import DEADLINE_S, REQUEST_S
 from statemgr.kafka.errors import MISSING, ClientErrors, translate
 from statemgr.kafka.group_consumer import GroupConsumer
-from statemgr.kafka.input_position import RECREATED
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.logs import counted
 from statemgr.ports import Clock
@@ -29,6 +29,17 @@ log = logging.getLogger(__name__)
 #: Seconds between two questions for the IDs of topics whose ID is unknown.
 LOOK_EVERY_S = 30.0
 _SLICE_S = 3.0
+#: Seconds for which an opening may use the IDs that another opening has asked for. If a topic is created again
+#: meanwhile, the first commit notices it.
+_KNOWN_S = 5.0
+GONE = (
+    "Kafka deleted records before they were processed (retention, or DeleteRecords); to continue without them, give "
+    "the one-shot permission `allow_skipped_input`"
+)
+RECREATED = (
+    "the topic was deleted and created again, or lost records: start the job under a new job.id, or give the one-shot "
+    "permission `allow_skipped_input` to read the present topic from its beginning"
+)
 
 
 class InputTopics:
@@ -39,6 +50,10 @@ class InputTopics:
         self.clock = clock
         self._lock = threading.Lock()
         self._metadata: TopicMetadata | None = None
+        #: Topic → its ID, and when it was asked for.
+        self._ids: dict[str, tuple[str, float]] = {}
+        #: Topics → the question for their IDs, in a block of :meth:`shared`.
+        self._questions: dict[frozenset[str], Callable[[], Mapping[str, str]]] | None = None
 
     def check(self, consumer: Consumer, topics: Sequence[str], published_tasks: int | None) -> None:
         """Check that the consumer sees every topic, with one partition per task.
@@ -58,6 +73,13 @@ class InputTopics:
             if problem is not None:
                 raise problem
 
+    def check_outputs(self, consumer: Consumer) -> None:
+        """Check that the consumer sees every topic of ``task.outputs``. Raises: MissingState, UnavailableError."""
+        for topic in self._config.outputs:
+            found = self._listed(consumer, topic)
+            if found.error is not None and found.error.code() in MISSING:
+                raise missing_output(topic)
+
     def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
         """A topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
         deadline = self.clock.monotonic() + DEADLINE_S
@@ -76,30 +98,62 @@ class InputTopics:
                         error.args[0], "asking for the input topic", reported=reported, topic=topic
                     ) from error
 
-    def ids(self, topics: Iterable[str]) -> Mapping[str, str]:
+    def ids(self, topics: Iterable[str], *, known_s: float = 0.0) -> Mapping[str, str]:
         """Topic → ID. Leaves out topics that do not exist here or that these credentials may not describe.
+
+        Args:
+            known_s: how many seconds old an answer may be. The answer for a topic with 1,000 partitions is large, and
+                each task asks for it.
 
         Raises: UnavailableError.
         """
+        names, now_s = sorted(set(topics)), self.clock.monotonic()
+        known = {name: at[0] for name in names if (at := self._ids.get(name)) and now_s - at[1] < known_s}
+        if len(known) == len(names):
+            return known
         try:
-            return {name: str(found.topic_id) for name, found in self._client().describe(sorted(set(topics))).items()}
+            found = {name: str(topic.topic_id) for name, topic in self._client().describe(names).items()}
         except AccessDenied as error:
             log.debug("the IDs of the input topics are not known: %s", error)
             return {}
+        self._ids.update((name, (topic_id, now_s)) for name, topic_id in found.items())
+        return found
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """A block in which no message is received. One question is then enough for the commits of all tasks."""
+        self._questions = {}
+        try:
+            yield
+        finally:
+            self._questions = None
 
     def asked(self, topics: Collection[str]) -> Callable[[], Mapping[str, str]]:
         """Ask for the IDs of topics now. Calling the result waits for the answer; see :meth:`ids`."""
         if not topics:
             return dict
-        futures = self._client().client.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_S)
+        client = self._client()
+        with self._lock:
+            questions, key = self._questions, frozenset(topics)
+            if questions is not None and key in questions:
+                return questions[key]
+            futures = client.client.describe_topics(TopicCollection(sorted(topics)), request_timeout=REQUEST_S)
 
-        def answer() -> Mapping[str, str]:
-            try:
-                return {topic: str(future.result(REQUEST_S).topic_id) for topic, future in futures.items()}
-            except (KafkaException, TimeoutError):
-                return self.ids(topics)  # it distinguishes a missing topic from a slow answer
+            def answer() -> Mapping[str, str]:
+                try:
+                    return {topic: str(future.result(REQUEST_S).topic_id) for topic, future in futures.items()}
+                except (KafkaException, TimeoutError):
+                    return self.ids(topics)  # it distinguishes a missing topic from a slow answer
 
-        return answer
+            if questions is not None:
+                questions[key] = answer
+            return answer
+
+    def spans(
+        self, places: Iterable[tuple[str, int]]
+    ) -> tuple[Mapping[tuple[str, int], tuple[int, int]], StatemgrError | None]:
+        """First offset and last stable offset of source partitions: see :meth:`TopicMetadata.spans`."""
+        return self._client().spans(places)
 
     def close(self) -> None:
         with self._lock:
@@ -140,7 +194,7 @@ class TaskInputs:
         """
         wanted = {*topics, *self._known}
         if wanted:
-            self._take(self._topics.ids(wanted))
+            self._take(self._topics.ids(wanted, known_s=_KNOWN_S))
 
     def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
         """For a commit: ask now, after the last message was received, for the IDs of the topics of ``sources``.
@@ -175,6 +229,12 @@ class TaskInputs:
                     task=self._task,
                 )
         self._known.update(found)
+
+
+def missing_output(topic: str) -> MissingState:
+    """The error for an output topic that does not exist."""
+    hint = "create it with Kafka's tools, or correct task.outputs"
+    return MissingState("the output topic does not exist", hint=hint, topic=topic)
 
 
 def topic_problem(

@@ -8,16 +8,23 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Self, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._listoffsets import ListOffsetsResultInfo, OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, StatemgrError, UnavailableError
-from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin
+from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin, idle_for
 from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
 from statemgr.logs import Event, tell
 from statemgr.ports import Clock
@@ -25,6 +32,10 @@ from statemgr.ports import Clock
 K = TypeVar("K")
 V = TypeVar("V")
 log = logging.getLogger(__name__)
+#: What to ask for, as an offset and whether transactions that are open count.
+_START = (OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+_END = (OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)  # type: ignore[no-untyped-call]
+_STABLE = (OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)  # type: ignore[no-untyped-call]
 _PAUSE_S = 0.1
 #: Seconds of a wait until the log says so, and between two such lines.
 _PATIENCE_S, _LOG_S = 2.0, 10.0
@@ -34,14 +45,20 @@ class TopicMetadata:
     """Asks each question again until it is answered or a deadline has passed. Safe to use from many threads.
 
     Use it in a ``with`` block, or :meth:`close` it.
+
+    Args:
+        quiet: whether the log says nothing while the brokers do not answer.
     """
 
-    def __init__(self, config: JobConfig, clock: Clock) -> None:
+    def __init__(self, config: JobConfig, clock: Clock, *, quiet: bool = False) -> None:
         self.errors = ClientErrors()
         self.client: AdminClient = admin(config, self.errors)
         self._clock = clock
+        #: When the client was used last, on the clock of durations.
+        self._used_s = clock.elapsed()
         #: When requests began to fail, when the last one did, and when a line in the log may say so.
-        self._waiting_since = self._paused = self._next_line = float("-inf")
+        self._waiting_since = self._paused = float("-inf")
+        self._next_line = float("inf") if quiet else float("-inf")
 
     def describe(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """The descriptions of those ``topics`` that exist. Raises: UnavailableError, AccessDenied."""
@@ -105,6 +122,19 @@ class TopicMetadata:
             for resource, entries in found.items()
         }
 
+    def committed(self, group: str) -> dict[str, int]:
+        """Source partition (``orders-0``) → the next offset, as a consumer group has committed it.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        asked = [ConsumerGroupTopicPartitions(group)]
+        answer = self.ask(
+            "reading the offsets of a consumer group",
+            lambda: self.client.list_consumer_group_offsets(asked, require_stable=True, request_timeout=REQUEST_S),
+            group=group,
+        )[group]
+        return {f"{p.topic}-{p.partition}": p.offset for p in answer.topic_partitions or () if p.offset >= 0}
+
     def bounds(self, topic: str, partition: int, *, only_settled: bool = False) -> tuple[int, int]:
         """First offset and high watermark; with ``only_settled`` the last stable offset in place of the watermark.
 
@@ -113,25 +143,64 @@ class TopicMetadata:
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
-        start = self._offset(topic, partition, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return start, self._end(topic, partition, only_settled=only_settled)
+        start, end = self._offsets_of(topic, partition, _START, _STABLE if only_settled else _END)
+        return start, end
 
-    def ends(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The high watermarks of partitions, from one request. Leaves out partitions that the brokers do not know.
+    def ends(self, partitions: Iterable[tuple[str, int]], *, only_settled: bool = False) -> dict[tuple[str, int], int]:
+        """The high watermarks of partitions, from one request; with ``only_settled`` the last stable offsets, up to
+        which a consumer of committed records receives messages. Leaves out partitions that the brokers do not know, and
+        those without a leader.
 
         Raises: UnavailableError, AccessDenied.
         """
-        asked = {TopicPartition(*partition): OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
+        isolation = IsolationLevel.READ_COMMITTED if only_settled else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets(partitions, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+
+    def starts(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The first offsets of partitions, as :meth:`ends`."""
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+    def _offsets(
+        self,
+        partitions: Iterable[tuple[str, int]],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    ) -> dict[tuple[str, int], int]:
+        asked = {TopicPartition(*partition): spec for partition in partitions}
         if not asked:
             return {}
         answers = self.ask(
-            "asking for the ends of topics",
-            lambda: self.client.list_offsets(
-                asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_S
-            ),
+            "asking for the offsets of topics",
+            lambda: self.client.list_offsets(asked, isolation_level=isolation, request_timeout=REQUEST_S),
             missing_is_none=True,
         )
         return {(partition.topic, partition.partition): int(answer.offset) for partition, answer in answers.items()}
+
+    def spans(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], tuple[int, int]], StatemgrError | None]:
+        """First offset and last stable offset of partitions, from two requests that are sent together, and only once.
+
+        Returns: the partitions that have answered; and the error of one that has not, or None.
+        """
+        places = [TopicPartition(*partition) for partition in partitions]
+        asked = [
+            self.client.list_offsets(dict.fromkeys(places, spec), isolation_level=isolation, request_timeout=REQUEST_S)
+            for spec, isolation in (_START, _STABLE)
+        ]
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        failure: StatemgrError | None = None
+        for place in places:
+            where: dict[str, str | int] = {"topic": place.topic, "partition": place.partition}
+            try:
+                start, end = (int(answers[place].result(REQUEST_S + DEADLINE_S).offset) for answers in asked)
+                found[place.topic, place.partition] = start, end
+            except KafkaException as error:
+                self.client.poll(0)
+                failure = translate(error.args[0], "asking for the offsets of the input", reported=self.errors, **where)
+            except TimeoutError:
+                failure = UnavailableError("asking for the offsets of the input: no answer").with_where(**where)
+        return found, failure
 
     def first_after(self, times: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """The offset of the first message with this timestamp (epoch milliseconds) or a later one, for each partition.
@@ -172,17 +241,11 @@ class TopicMetadata:
                     self._pause(deadline, late)
 
     def _end(self, topic: str, partition: int, *, only_settled: bool = False) -> int:
-        isolation = IsolationLevel.READ_COMMITTED if only_settled else IsolationLevel.READ_UNCOMMITTED
-        return self._offset(topic, partition, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+        return self._offsets_of(topic, partition, _STABLE if only_settled else _END)[0]
 
-    def _offset(
-        self,
-        topic: str,
-        partition: int,
-        spec: OffsetSpec,
-        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-    ) -> int:
-        asked = {TopicPartition(topic, partition): spec}
+    def _offsets_of(self, topic: str, partition: int, *specs: tuple[OffsetSpec, IsolationLevel]) -> list[int]:
+        """One offset for each of ``specs``; all requests are sent together."""
+        place = TopicPartition(topic, partition)
         doing = "asking for a topic's offsets"
         late = UnavailableError(
             f"{doing}: the partition has no leader",
@@ -191,15 +254,19 @@ class TopicMetadata:
             partition=partition,
         )
         deadline = self._deadline()
+
+        def request() -> dict[int, Future[ListOffsetsResultInfo]]:
+            return {
+                number: self.client.list_offsets({place: spec}, isolation_level=isolation, request_timeout=REQUEST_S)[
+                    place
+                ]
+                for number, (spec, isolation) in enumerate(specs)
+            }
+
         while True:
             try:
-                answers = self.ask(
-                    doing,
-                    lambda: self.client.list_offsets(asked, isolation_level=isolation, request_timeout=REQUEST_S),
-                    topic=topic,
-                    partition=partition,
-                )
-                return int(next(iter(answers.values())).offset)
+                answers = self.ask(doing, request, topic=topic, partition=partition)
+                return [int(answer.offset) for answer in answers.values()]
             except MissingState:
                 # the client reports the same for a partition without a leader
                 found = self.describe([topic]).get(topic)
@@ -221,30 +288,33 @@ class TopicMetadata:
         """
         deadline = self._deadline()
         about: str | None = None
+        with idle_for(self._clock.elapsed() - self._used_s):
+            self.client.poll(0)
         while True:
             try:
                 answers: dict[K, V] = {}
                 for name, future in request().items():
                     about = _topic_of(name)
                     try:
-                        answers[name] = future.result(REQUEST_S + DEADLINE_S)
+                        answers[name] = self._result(future, deadline, doing)
                     except KafkaException as error:
                         if not (missing_is_none and error.args[0].code() in MISSING):
                             raise
+                self._serve()
                 self.errors.clear()
                 return answers
             except TimeoutError as error:
-                raise UnavailableError(f"{doing}: no answer").with_where(**where) from error
+                raise self._unanswered(doing).with_where(**where) from error
             except KafkaException as error:
                 reason = error.args[0]
                 if about is not None:
                     where.setdefault("topic", about)
-                self.client.poll(0)
+                self._serve()
                 failure = translate(reason, doing, reported=self.errors, **where)
                 if not may_pass(reason) or self.errors.refused():
                     raise failure from error
                 self._pause(deadline, failure)
-                self._find_brokers()
+                self._find_brokers(deadline)
 
     def close(self) -> None:
         """Close the client. It has nothing to wait for."""
@@ -256,11 +326,32 @@ class TopicMetadata:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _find_brokers(self) -> None:
+    def _result(self, future: Future[V], deadline: float, doing: str) -> V:
+        """Wait for an answer, and tell the log if it is late. Raises: KafkaException; TimeoutError at the deadline."""
+        while True:
+            left = deadline - self._clock.monotonic()
+            try:
+                return future.result(max(0.0, min(_PATIENCE_S, left)))
+            except TimeoutError:
+                if left <= _PATIENCE_S:
+                    raise
+                self._tell_waiting(deadline, self._unanswered(doing))
+
+    def _unanswered(self, doing: str) -> StatemgrError:
+        """The error of a question without an answer, with the reason that the client has reported, if any."""
+        self._serve()
+        return translate(KafkaError(KafkaError._TIMED_OUT), doing, reported=self.errors)
+
+    def _serve(self) -> None:
+        """Let the client hand over what it reports."""
+        self.client.poll(0)
+        self._used_s = self._clock.elapsed()
+
+    def _find_brokers(self, deadline: float) -> None:
         """Ask any broker for the others. The client sends some requests to one broker (the "controller"), and does not
         look for another one by itself if that one is gone."""
         with suppress(KafkaException):
-            self.client.list_topics(timeout=ANSWER_S)
+            self.client.list_topics(timeout=max(0.1, min(ANSWER_S, deadline - self._clock.monotonic())))
 
     def _deadline(self) -> float:
         return self._clock.monotonic() + DEADLINE_S
@@ -274,10 +365,15 @@ class TopicMetadata:
             self._waiting_since = now  # a request has failed after others had succeeded
         self._paused = now
         waited = max(now - self._waiting_since, now - (deadline - DEADLINE_S))
-        if waited >= _PATIENCE_S and now >= self._next_line:
+        if waited >= _PATIENCE_S:
+            self._tell_waiting(deadline, late)
+        self._clock.sleep(_PAUSE_S)
+
+    def _tell_waiting(self, deadline: float, late: StatemgrError) -> None:
+        now = self._clock.monotonic()
+        if now >= self._next_line:
             self._next_line = now + _LOG_S
             tell(log, Event.WAITING, "waiting for Kafka, for at most %.0f s more: %s", deadline - now, late.message)
-        self._clock.sleep(_PAUSE_S)
 
 
 def _topic_of(asked: object) -> str | None:

@@ -9,10 +9,10 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
-from statemgr.kafka.checkpoint_tracks import PARTITION
+from statemgr.kafka.checkpoint_assembly import PARTITION
 from statemgr.kafka.clients import DEADLINE_S, producer
 from statemgr.kafka.errors import ClientErrors, translate, translated
-from statemgr.model.offers import Offer, OfferKey, encode_offer
+from statemgr.model.jobs.offers import Offer, OfferKey, encode_offer
 
 
 def write_offer(config: JobConfig, key: OfferKey, offer: Offer) -> int | None:

@@ -18,9 +18,9 @@ from statemgr.errors import CorruptRecord, StatemgrError, UnavailableError
 from statemgr.ids import IdSource, transactional_id
 from statemgr.kafka.clients import DEADLINE_S, producer
 from statemgr.kafka.errors import ClientErrors, translate, translated
-from statemgr.kafka.publisher import TransactionalPublisher
 from statemgr.kafka.reader import PartitionReader
 from statemgr.kafka.topics import TopicAdmin, TopicSpec
+from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)

@@ -46,11 +46,20 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """What is wrong with a topic, and the command that fixes it."""
+    """What is wrong with a topic, and the command that fixes it.
+
+    ``settings``: the names of the wrong settings. ``missing``: whether there is no such topic.
+    """
 
     topic: str
     message: str
     fix_command: str
+    settings: tuple[str, ...] = ()
+    missing: bool = False
+
+    def error(self) -> TopicMisconfigured:
+        """The problem as an error."""
+        return TopicMisconfigured(f"topic {self.topic}: {self.message}", hint=self.fix_command, topic=self.topic)
 
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
@@ -130,6 +139,26 @@ class TopicAdmin(TopicMetadata):
             topic=topic,
         )
 
+    def delete_unused(self, specs: Sequence[TopicSpec]) -> None:
+        """Delete the topics that have another number of partitions, but the right settings, and to which nothing was
+        ever written. Raises: UnavailableError, AccessDenied.
+        """
+        found = self.describe([spec.name for spec in specs])
+        settings = self.settings(list(found))
+        for spec in specs:
+            topic = found.get(spec.name)
+            if topic is None or len(topic.partitions) == spec.partitions:
+                continue
+            if self._is_unused(spec, topic, settings[spec.name]):
+                self.delete(spec.name)
+                self.wait_until_gone(spec.name)
+
+    def _is_unused(self, spec: TopicSpec, found: TopicDescription, settings: Mapping[str, str]) -> bool:
+        """Whether a topic has the settings that we give it, and nothing was ever written to it."""
+        return all(_suits(spec, name, settings.get(name)) for name in spec.config) and not any(
+            self.bounds(spec.name, one.id)[1] for one in found.partitions
+        )
+
     def wait_until_gone(self, topic: str) -> None:
         """Wait until the broker that answers has forgotten a deleted topic. Raises: UnavailableError."""
         late = UnavailableError("the brokers did not delete a topic in time", topic=topic)
@@ -149,15 +178,13 @@ class TopicAdmin(TopicMetadata):
             if spec.name in found:
                 problems += self._problems(spec, found[spec.name], settings[spec.name])
             else:
-                problems.append(TopicProblem(spec.name, "does not exist", "`statemgr topics create`"))
+                problems.append(TopicProblem(spec.name, "does not exist", "`statemgr topics create`", missing=True))
         return problems
 
     def verify(self, specs: Sequence[TopicSpec]) -> None:
         """Raises: TopicMisconfigured with the first problem and the command that fixes it."""
         for problem in self.check(specs):
-            raise TopicMisconfigured(
-                f"topic {problem.topic}: {problem.message}", hint=problem.fix_command, topic=problem.topic
-            )
+            raise problem.error()
 
     def _problems(
         self, spec: TopicSpec, found: TopicDescription, settings: Mapping[str, str]
@@ -170,7 +197,10 @@ class TopicAdmin(TopicMetadata):
             else:
                 message += ", one for each task"
                 command = (
-                    f"if the job has state on the topic, set job.tasks = {partitions} (more partitions would not "
+                    "nothing was ever written to it: for a new job, `statemgr topics create --recreate-empty` makes it "
+                    f"again; if the job has state elsewhere, set job.tasks = {partitions}"
+                    if self._is_unused(spec, found, settings)
+                    else f"if the job has state on the topic, set job.tasks = {partitions} (more partitions would not "
                     "spread it; `statemgr rescale --tasks` does); for a new job, set stores.<name>.changelog.topic to "
                     "a new topic"
                 )
@@ -191,6 +221,7 @@ class TopicAdmin(TopicMetadata):
                 ", ".join(f"{name} is {settings.get(name)} and must be {value}" for name, value in wrong.items()),
                 f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "
                 f"--entity-name {spec.name} --add-config {changes}",
+                tuple(wrong),
             )
 
 

@@ -23,6 +23,8 @@ from statemgr.os_errors import translated
 
 #: Memory of an entry in addition to its bytes, roughly.
 _ENTRY_OVERHEAD = 160
+#: Bytes of a value from which on its key is remembered when it moves to a file.
+_LARGE = 16 * 1024
 
 
 class _Generation:
@@ -34,12 +36,16 @@ class _Generation:
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self._entries: dict[bytes, bytes | None] | None = {}
+        self.entries: dict[bytes, bytes | None] | None = {}
         self._path: Path | None = None
         self._size = 0
         #: Upper bound of the size: changes that replace others also count until the next exact count.
         self._at_most = 0
         self.count = 0
+        #: Of a generation in a file: the keys with large values, and those whose value a later generation replaces,
+        #: with the first number of that generation.
+        self._large: set[bytes] = set()
+        self._replaced: dict[bytes, int] = {}
 
     @property
     def end(self) -> int:
@@ -49,7 +55,7 @@ class _Generation:
     @property
     def size(self) -> int:
         """Bytes of keys and values."""
-        entries = self._entries  # another thread may spill the entries meanwhile
+        entries = self.entries  # another thread may spill the entries meanwhile
         if self._at_most > self._size and entries is not None:
             self._size = self._at_most = size_of(entries)
         return self._size
@@ -57,44 +63,58 @@ class _Generation:
     @property
     def memory(self) -> int:
         """Bytes of memory, counted entry by entry."""
-        return 0 if self._entries is None else self.size + self.count * _ENTRY_OVERHEAD
+        return 0 if self.entries is None else self.size + self.count * _ENTRY_OVERHEAD
 
     @property
     def memory_at_most(self) -> int:
         """An upper bound of :attr:`memory` that does not count entries."""
-        return 0 if self._entries is None else self._at_most + self.count * _ENTRY_OVERHEAD
+        return 0 if self.entries is None else self._at_most + self.count * _ENTRY_OVERHEAD
 
     def extend(self, changes: Mapping[bytes, bytes | None]) -> int:
         """Add changes. Returns: their bytes."""
-        assert self._entries is not None
-        self._entries.update(changes)
-        self.count = len(self._entries)
+        assert self.entries is not None
+        self.entries.update(changes)
+        self.count = len(self.entries)
         size = size_of(changes)
         self._at_most += size
         return size
 
     def spill(self, path: Path) -> None:
         """Move the entries to a file. Raises: DiskFull; then they stay in memory."""
-        assert self._entries is not None
+        assert self.entries is not None
         with translated("cannot keep the changes since the last commit", path):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with open(path, "xb") as file:
-                    write_segment(self._entries.items(), file)
+                    write_segment(self.entries.items(), file)
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
         size = self.size
-        self._path, self._entries = path, None
+        self._large = {key for key, value in self.entries.items() if value is not None and len(value) > _LARGE}
+        self._path, self.entries = path, None
         self._size = self._at_most = size
 
+    def replaced_by(self, later: _Generation) -> None:
+        """Note which large values of this generation, which is in a file, a later one in memory replaces."""
+        if self._large and later.entries is not None:
+            replaced = self._large & later.entries.keys()
+            self._large -= replaced
+            self._replaced.update(dict.fromkeys(replaced, later.first))
+
+    def without(self, newer: Mapping[bytes, object], end: int) -> Iterator[Change]:
+        """The changes, without those that ``newer`` has, and without large values replaced before ``end``."""
+        if not newer and not self._replaced:
+            return iter(self)
+        return (change for change in self if change[0] not in newer and self._replaced.get(change[0], end) >= end)
+
     def drop(self) -> None:
-        self._entries = None
+        self.entries = None
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def __iter__(self) -> Iterator[Change]:
-        entries = self._entries
+        entries = self.entries
         if entries is not None:
             yield from entries.items()
             return
@@ -141,6 +161,44 @@ class FrozenChanges:
         for generation in self._generations:
             yield from generation
 
+    def net(self) -> NetChanges:
+        """The same changes without those that later ones replace, for a backend that does not number changes."""
+        return NetChanges(self._generations, self.end)
+
+
+class NetChanges:
+    """Changes without those that later ones of the same key replace. It can be iterated any number of times.
+
+    A replaced value is left out if the later change is in memory, or if the value is large. A small one in a file may
+    come before the later change of its key.
+    """
+
+    def __init__(self, generations: tuple[_Generation, ...], end: int) -> None:
+        self._generations = generations
+        self._end = end
+
+    @property
+    def count(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values, with those that are left out."""
+        return sum(generation.size for generation in self._generations)
+
+    def __iter__(self) -> Iterator[Change]:
+        if len(self._generations) == 1:
+            yield from self._generations[0]
+            return
+        # the oldest ones are in files; another thread may move further ones there meanwhile, oldest first
+        in_memory = [generation.entries for generation in reversed(self._generations)]
+        newest = dict[bytes, bytes | None]()
+        for entries in reversed(in_memory):
+            newest.update(entries or {})
+        for generation in self._generations[: in_memory.count(None)]:
+            yield from generation.without(newest, self._end)
+        yield from newest.items()
+
 
 class ChangeBuffer:
     """Collects changes. One thread may write while another one commits.
@@ -169,7 +227,7 @@ class ChangeBuffer:
         """Add a put, or a delete if the value is None. Raises: DiskFull; then the change was added all the same."""
         self.extend(((key, value),))
 
-    def extend(self, changes: Iterable[Change]) -> None:
+    def extend(self, changes: Mapping[bytes, bytes | None] | Iterable[Change]) -> None:
         """Add changes in order. Raises: DiskFull; then they were added all the same, and memory exceeds the budget."""
         newest = dict(changes)
         with self._lock:
@@ -235,8 +293,10 @@ class ChangeBuffer:
 
     def _spill(self) -> None:
         self._seal()
-        for generation in self._sealed:
+        for number, generation in enumerate(self._sealed):
             if generation.memory:
+                for older in self._sealed[:number]:
+                    older.replaced_by(generation)
                 self._files += 1
                 generation.spill(self._directory / f"changes-{self._files:06d}.segment")
 

@@ -36,10 +36,14 @@ class SystemClock:
         return time.time_ns()
 
     def monotonic(self) -> float:
-        """Seconds that never decrease."""
+        """Seconds that never decrease, for deadlines."""
         if self._given_up:
             self._leap_s += _LEAP_S
-        return time.monotonic() + self._leap_s
+        return self.elapsed() + self._leap_s
+
+    def elapsed(self) -> float:
+        """Seconds that never decrease, for durations."""
+        return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Wait ``seconds``; returns at once if they are not positive."""
@@ -53,7 +57,7 @@ class SystemClock:
 
 def moment(clock: Clock) -> Moment:
     """The current moment, which other processes on this machine can compare with theirs."""
-    return Moment(boot_id(), clock.monotonic(), clock.time_ns() // 1_000_000)
+    return Moment(boot_id(), clock.elapsed(), clock.time_ns() // 1_000_000)
 
 
 def system_ids() -> IdSource:

@@ -238,9 +238,9 @@ def _deviation(manifest: Manifest, directory: Path) -> tuple[str | None, Mapping
     Raises: CorruptError, OSError as :func:`scan`.
     """
     tree = scan(directory)
-    if tree.files.keys() != manifest.files.keys() or tree.dirs != manifest.dirs:
-        names = sorted({*tree.files, *tree.dirs} ^ {*manifest.files, *manifest.dirs})
-        return f"{names[0]!r} is missing or was not there", {}
+    # a directory in place of a file has the file's name
+    if odd := (tree.files.keys() ^ manifest.files.keys()) | (set(tree.dirs) ^ set(manifest.dirs)):
+        return f"{min(odd)!r} is missing, was not there, or is another kind of file", {}
     touched: dict[str, RecordedFile] = {}
     doubtful = manifest.is_doubtful()
     for path, status in tree.files.items():

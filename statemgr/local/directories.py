@@ -7,6 +7,7 @@
     <root>/staging/<attempt>.<owner>/       a directory that is being filled
     <root>/owners/<owner>                   a file that is locked while the owner lives (see ``owners``)
     <root>/lock                             locked for changes of committed/ and for removals
+    <root>/aside/                           the same, for processes that did not get the lock in time
 
 All of it is a cache. A directory that does not verify is removed, and the state is restored from a backend. So large
 files are not synced. If a directory is older than the last start of the machine, the hashes of its files are checked
@@ -25,14 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from statemgr.errors import InvalidError
-from statemgr.ids import IdSource
 from statemgr.local import durable, trees
 from statemgr.local.clock import moment
 from statemgr.local.committed import IN_DOUBT, SUFFIX, CommittedDirectories, Manifest, RecordedFile, known_files
-from statemgr.local.owners import SharedRoot
+from statemgr.local.shared_directories import SharedRoot
 from statemgr.model.snapshot import name_problem
 from statemgr.os_errors import translated
-from statemgr.ports import Clock, CommittedDirectory, FinishedDirectory, Moment
+from statemgr.ports import CommittedDirectory, FinishedDirectory, Moment
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class StoreDirectories(SharedRoot):
 
     parts = ("committed", "live", "staging", "owners")
 
-    def __init__(self, root: Path, clock: Clock, ids: IdSource, base: Path | None = None) -> None:
-        super().__init__(root, clock, ids, base)
-        self._committed = CommittedDirectories(root / "committed")
+    @property
+    def _committed(self) -> CommittedDirectories:
+        return CommittedDirectories(self._root / "committed")
 
     def find(self, state_id: str) -> CommittedDirectory | None:
-        """Raises: InvalidError (not a state ID), UnavailableError, AccessDenied."""
+        """Raises: InvalidError (not a state ID), AccessDenied."""
         _check_state_id(state_id)
         if not self._is_made():
             return None
@@ -81,7 +81,7 @@ class StoreDirectories(SharedRoot):
 
     def abandon(self, staging: Path) -> None:
         """A directory that does not exist is no error."""
-        if staging.parent != self._root / "staging":
+        if not self._is_own(staging, "staging"):
             raise InvalidError("only a staging directory can be abandoned", path=staging)
         with translated("cannot abandon a local directory", staging), suppress(FileNotFoundError):
             os.rename(staging, staging.with_name(staging.name.partition(".")[0] + _LEFT))
@@ -178,7 +178,7 @@ class StoreDirectories(SharedRoot):
 
     def discard(self, directory: Path) -> None:
         """A directory that does not exist is no error. Raises: InvalidError for any other directory."""
-        if directory.parent not in (self._root / "live", self._root / "staging"):
+        if not self._is_own(directory, "live", "staging"):
             raise InvalidError("only a live or a staging directory can be discarded", path=directory)
         with translated("cannot remove a local directory", directory):
             durable.remove(directory)
@@ -203,7 +203,8 @@ class StoreDirectories(SharedRoot):
         """Keeps recent directories of other living owners too, because these may still be uploading them."""
         if not self._is_made():
             return
-        mine = self._owner.token if self._owner is not None else ""
+        owner = self._owner  # another thread may leave this root meanwhile
+        mine = owner.token if owner is not None else ""
         with self._changing("cannot clean up local directories"):
             alive, now = self._alive(), moment(self._clock)
             there = {found.state_id: found for found in self._committed.manifests()}
@@ -224,6 +225,7 @@ class StoreDirectories(SharedRoot):
                 for name in os.listdir(self._root / part):
                     if _OURS.match(name) and name.rpartition(".")[2] not in alive:
                         durable.remove(self._root / part / name)
+            self._remove_aside()
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -235,6 +237,11 @@ class StoreDirectories(SharedRoot):
     def _is_made(self) -> bool:
         with translated("cannot look for local directories", self._root):
             return self._exists()
+
+    def _is_own(self, directory: Path, *parts: str) -> bool:
+        """Whether a directory is in one of these parts, of this root or one that was left."""
+        roots = [self._root, *(root for root, _ in self._left)]
+        return directory.parent in [root / part for root in roots for part in parts]
 
     def _new(self, part: str) -> Path:
         with self._changing("cannot make local directories"):

@@ -128,6 +128,19 @@ def exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
+def directories_with(parent: Path, name: str) -> set[str]:
+    """The names of the directories below ``parent`` that have an entry ``name``; none if there is no ``parent``."""
+    try:
+        with os.scandir(parent) as found:
+            return {
+                entry.name
+                for entry in found
+                if entry.is_dir(follow_symlinks=False) and os.path.lexists(os.path.join(entry.path, name))
+            }
+    except FileNotFoundError:
+        return set()
+
+
 def changed_s(path: Path) -> float | None:
     """When a directory, or a file that is not empty, was last changed, in epoch seconds; None if there is none."""
     try:

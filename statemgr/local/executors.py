@@ -5,15 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
 from typing import Any
 from weakref import WeakSet
 
+#: More workers than this never run at the same time.
+_MOST_THREADS = 10_000
+
 
 class Threads:
-    """Implements :class:`statemgr.ports.Executors`."""
+    """Implements :class:`statemgr.ports.Executors`.
+
+    Workers share threads: there are as many as were ever busy at the same time, not one for each worker.
+    """
 
     def __init__(self) -> None:
         self._workers: WeakSet[Executor] = WeakSet()
+        self._shared = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="statemgr-worker")
 
     def pool(self, name: str, threads: int) -> Executor:
         """See the port."""
@@ -21,7 +29,7 @@ class Threads:
 
     def worker(self, name: str, *, background: bool) -> Executor:
         """See the port."""
-        executor = _DaemonThreads(f"statemgr-{name}") if background else self.pool(name, 1)
+        executor = _DaemonThreads(f"statemgr-{name}") if background else _Share(self._shared, f"statemgr-{name}")
         self._workers.add(executor)
         return executor
 
@@ -29,6 +37,36 @@ class Threads:
         """See the port."""
         for executor in tuple(self._workers):
             executor.shutdown(wait=True)
+        self._shared.shutdown(wait=False)
+
+
+class _Share(Executor):
+    """Uses the threads of a pool, which get its name while they work for it."""
+
+    def __init__(self, pool: Executor, name: str) -> None:
+        self._pool = pool
+        self._name = name
+        self._calls: WeakSet[Future[Any]] = WeakSet()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin as soon as a thread is free."""
+
+        def run() -> Any:
+            threading.current_thread().name = self._name
+            return work(*args, **kwargs)
+
+        future = self._pool.submit(run)
+        self._calls.add(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for its own calls."""
+        calls = tuple(self._calls)
+        if cancel_futures:
+            for call in calls:
+                call.cancel()
+        if wait:
+            wait_for_all(calls)
 
 
 class _DaemonThreads(Executor):

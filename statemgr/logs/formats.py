@@ -17,8 +17,9 @@ _WHERE = ("job", "task", "store")
 _OURS = ("statemgr.", "spark_integration.")
 
 
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def utc(seconds: float) -> str:
+    """A time in seconds since the epoch, to the millisecond: ``2026-01-31T12:00:00.000Z``."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class TextFormat(logging.Formatter):
@@ -26,7 +27,7 @@ class TextFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = " ".join(record.getMessage().splitlines())
-        line = f"{_time(record)} {record.levelname} {record.name}: {message}"
+        line = f"{utc(record.created)} {record.levelname} {record.name}: {message}"
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         return f"{line}\n{record.exc_text}" if record.exc_text else line
@@ -47,7 +48,7 @@ class JsonFormat(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": _time(record),
+            "time": utc(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": "failed" if record.levelno >= logging.WARNING and record.name.startswith(_OURS) else None,

@@ -1,7 +1,7 @@
 """Counts of requests to a job's blob store, in this process. No I/O.
 
 A count has a name and labels: ``("requests", operation, outcome)``, ``("bytes", direction)``, ``("retries",
-operation)`` or ``("hedges", operation)``. ``statemgr/engine/metric_declarations.py`` says what they mean.
+operation)`` or ``("hedges", operation)``. ``statemgr/telemetry/metric_declarations.py`` says what they mean.
 """
 
 from __future__ import annotations

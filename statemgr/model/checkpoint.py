@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.expiry import expires
 
 #: Checkpoints that a task may keep beyond its retention: each has a record of its own.
 MOST_KEPT = 32
+#: The most characters of a machine's name in a checkpoint.
+MOST_HOST = 64
 #: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
 _MOST_RETIRED = 8
 
@@ -46,13 +49,15 @@ class BlobRef:
 class ChangelogMarker:
     """Marker of ``kafka-changelog``: the offset after the last record that belongs to the checkpoint.
 
-    ``topic_id`` is Kafka's UUID of the topic as text; None when older software (version 1) wrote the marker.
+    ``topic_id`` is Kafka's UUID of the topic as text; None when older software (version 1) wrote the marker. ``start``
+    is where the last fill began, which wrote the whole state: no record before it is needed.
     """
 
     topic: str
     topic_id: str | None
     partition: int
     offset: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,18 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that published a checkpoint: its machine, its process ID there, and its version of statemgr."""
+
+    host: str
+    process: int
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.host}, process {self.process}"
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One published state of one task.
 
@@ -132,12 +149,13 @@ class Checkpoint:
         input_offsets: source partition (``orders-0``) → next offset to read.
         stores: every store of the job → its state ID, which is unique for the attempt that made the content.
         state_checkpoint_markers: factory → store → marker.
-        published_ms: when it was published, by the broker's clock (epoch milliseconds). None if the topic does not say.
-            It is not part of the record.
+        published_ms: when it was first published, by the broker's clock (epoch milliseconds). None if the topic does
+            not say. Its record has it only if another layout published it first.
         input_topic_ids: input topic → its ID in Kafka, as text.
         serdes: store → its key serde and its value serde, each with its version.
         retired_changelogs: store → the last markers of changelogs that it no longer writes, newest first.
         kept: IDs of older checkpoints that retention never drops. Only the list of the newest checkpoint counts.
+        owner: the process that published it. None if its configuration withholds it.
         offset: where its record was read on the checkpoint topic. None before it is published.
     """
 
@@ -158,6 +176,7 @@ class Checkpoint:
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
+    owner: Owner | None = None
     offset: int | None = field(default=None, compare=False)
 
     @property
@@ -209,8 +228,26 @@ class CheckpointRecord:
 
     @property
     def current(self) -> Checkpoint:
-        """The newest checkpoint, which is in force."""
+        """The newest checkpoint, which is the current one."""
         return self.checkpoints[0]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """IDs of its checkpoints that retention never drops, newest first."""
+        ids = (str(checkpoint.checkpoint_id) for checkpoint in self.checkpoints)
+        return tuple(one for one in ids if one in self.current.kept)
+
+    def with_kept(self, checkpoint_id: str, *, is_kept: bool) -> tuple[str, ...]:
+        """``kept`` with one of its checkpoints, or without it. Raises: InvalidError if these are too many."""
+        wanted = {*self.kept, checkpoint_id} if is_kept else {*self.kept} - {checkpoint_id}
+        kept = tuple(one for one in (str(checkpoint.checkpoint_id) for checkpoint in self.checkpoints) if one in wanted)
+        if len(kept) > MOST_KEPT:
+            raise InvalidError(
+                f"{self.task} would keep {len(kept)} checkpoints, and the limit is {MOST_KEPT}",
+                hint="release one with `statemgr checkpoints tag --drop`",
+                task=self.task,
+            )
+        return kept
 
     def find(self, checkpoint_id: str | None) -> Checkpoint | None:
         """The retained checkpoint of this ID, or the current one if it is None."""

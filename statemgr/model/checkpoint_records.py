@@ -19,6 +19,7 @@ from statemgr.model.checkpoint import (
     Markers,
     MicroBatch,
     OutstandingTtl,
+    Owner,
 )
 
 
@@ -42,6 +43,7 @@ class Publish:
     restore_factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     serdes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     batch: MicroBatch | None = None
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class JobCheckpoint:
 class TaskCheckpoint:
     """The content of a task record. ``layout`` and ``publish`` are None if the job record has them.
 
-    ``inputs`` are None if they are those of the publish.
+    ``inputs`` are None if they are those of the publish. ``published_ms`` is set if another layout published it first.
     """
 
     stores: Mapping[str, str]
@@ -69,6 +71,7 @@ class TaskCheckpoint:
     publish: Publish | None = None
     retired_changelogs: Mapping[str, tuple[ChangelogMarker, ...]] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
+    published_ms: int | None = None
 
 
 def publish_of(checkpoint: Checkpoint, inputs: Inputs | None = None) -> Publish:
@@ -105,16 +108,18 @@ def checkpoint_of(
 
     Args:
         offset: where the task record was read.
-        published_ms: when it was published, by the broker's clock (epoch milliseconds).
+        published_ms: when this record was published, by the broker's clock (epoch milliseconds).
     """
     inputs = publish.inputs if task.inputs is None else task.inputs
+    own = _taken(_OWN, task)
+    if task.published_ms is None:
+        own["published_ms"] = published_ms
     return Checkpoint(
         input_offsets=inputs.offsets,
         input_topic_ids=inputs.topic_ids,
         offset=offset,
-        published_ms=published_ms,
         **_taken(_COMMON, publish),
-        **_taken(_OWN, task),
+        **own,
     )
 
 

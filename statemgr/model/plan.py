@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from statemgr.errors import ConfigError, MissingState, PermissionNeeded
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker
-from statemgr.model.permissions import NO_PERMISSIONS, Permissions
+from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.snapshot import DirIndex, FileIndex
 
 #: The labels of a store's key serde and value serde; None: not known yet.
@@ -25,11 +25,13 @@ class Successor:
     """The first retained checkpoint after the wanted one for which a backend has newer state.
 
     ``published_ms`` is the earliest time (epoch milliseconds) at which it may have been published: the earlier one by
-    the clocks of the broker and of the machine that made it. None if the broker's time is not known.
+    the clocks of the broker and of the machine that made it. None if the broker's time is not known. ``markers``: its
+    marker, and the other ones of later retained checkpoints.
     """
 
     checkpoint_id: str
     published_ms: int | None
+    markers: tuple[Marker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def plan_stores(
         later = {factory: _successor(store, factory, checkpoint, marker, newer) for factory, marker in found}
         successors = {factory: successor for factory, successor in later.items() if successor is not None}
         state_id = checkpoint.stores[store]
-        retained = {factory: _older_markers(store, factory, older) for factory, _ in found}
+        retained = {factory: _markers_of(store, factory, older) for factory, _ in found}
         plans.append(StorePlan(store, state_id, tuple(found), skipped, False, states, successors, retained))
     return plans
 
@@ -140,8 +142,8 @@ def plan_retained(
     )
 
 
-def _older_markers(store: str, factory: str, older: Sequence[Checkpoint]) -> tuple[Marker, ...]:
-    found = [checkpoint.marker(factory, store) for checkpoint in older]
+def _markers_of(store: str, factory: str, checkpoints: Sequence[Checkpoint]) -> tuple[Marker, ...]:
+    found = [checkpoint.marker(factory, store) for checkpoint in checkpoints]
     return tuple(dict.fromkeys(marker for marker in found if marker is not None))
 
 
@@ -151,13 +153,13 @@ def _successor(
     """The first newer checkpoint with another marker. If retention has dropped checkpoints in between, one of them may
     have been the first with newer state. Then the time is that of the last checkpoint with this marker."""
     before = wanted
-    for checkpoint in newer:
+    for place, checkpoint in enumerate(newer):
         if checkpoint.marker(factory, store) != marker:
             earliest = checkpoint if checkpoint.sequence == before.sequence + 1 else before
             at_ms = earliest.published_ms
             if at_ms is not None:
                 at_ms = min(at_ms, earliest.checkpoint_id.millis)
-            return Successor(str(checkpoint.checkpoint_id), at_ms)
+            return Successor(str(checkpoint.checkpoint_id), at_ms, _markers_of(store, factory, newer[place:]))
         before = checkpoint
     return None
 

@@ -1,10 +1,15 @@
-"""Limits of the records on the checkpoint topic and of what they hold inline. Pure.
+"""Limits of the records on the checkpoint topic and of what they hold inline, and the error for any other record that
+is too large. Pure.
 
 A record that outgrew the broker's limit at some commit would stop the job, so its parts have limits: what is inline in
 a task record, how many TTLs may be outstanding, and how many input partitions and stores a job may have.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statemgr.errors import InvalidError
 
 #: Bytes of any record's key and value.
 MOST_RECORD = 256 * 1024
@@ -19,6 +24,8 @@ MOST_OUTSTANDING = 400
 _OF_PARTITION = 8 + 2 * (7 + 1 + 16 + 1)
 #: Bytes of a job record without its input partitions and stores.
 _JOB = 8 * 1024
+#: Bytes of a long key that an error shows.
+_SHOWN = 40
 
 
 def inline_chain_limit(stores: int, tasks: int) -> int:
@@ -35,3 +42,30 @@ def inline_attachments_limit(tasks: int) -> int:
 def most_partitions(settings: int) -> int:
     """How many input partitions fit into a record in which the stores' settings take this many bytes."""
     return (MOST_RECORD - _JOB - settings) // _OF_PARTITION
+
+
+#: What to do about a record that the producer does not take.
+PRODUCER_LIMIT = (
+    "make the value smaller, or raise kafka.producer.message.max.bytes and max.message.bytes of the topic; blob-store "
+    "has no such limit"
+)
+
+
+def size_of_record(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()) -> int:
+    """Bytes of a record's key, value and headers."""
+    size = len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(of or b"") for name, of in headers) if headers else size
+
+
+def too_large(key: bytes | None, size: int, limit: int | None, hint: str, **where: object) -> InvalidError:
+    """The error for a record, or a store's key and value, that a backend does not take. It names the key; of a long one
+    only the beginning.
+
+    Args:
+        size: bytes of key, value and headers.
+        limit: the bytes that are allowed, if they are known.
+        where: the topic, the store…
+    """
+    allowed = "Kafka allows" if limit is None else f"the {limit} bytes that are allowed"
+    shortened = repr(key) if key is None or len(key) <= _SHOWN else f"{key[:_SHOWN]!r}… ({len(key)} bytes)"
+    return InvalidError(f"a record of {size} bytes is larger than {allowed}", hint=hint, key=shortened, **where)

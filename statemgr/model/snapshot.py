@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unicodedata import normalize
 
 from statemgr.errors import ANOTHER_COPY, CorruptBlob
 from statemgr.model.checkpoint import BlobRef
@@ -21,6 +22,7 @@ MAX_DEPTH = 32
 MAX_FILE_SIZE = 1 << 44
 MAX_INDEX_SIZE = 512 * 1024 * 1024
 MAX_NAME_LENGTH = 255
+TWICE = "appears twice, or differs from another one only in case or Unicode form, which macOS cannot hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,9 @@ def validate(index: SnapshotIndex, blob_id: str, *, job_name: str, job_id: str, 
         seen: set[str] = set()
         for name in [*(f.name for f in directory.files), *(d.name for d in directory.dirs)]:
             problem = name_problem(name)
-            if problem or name in seen:
-                raise refuse(f"file name {name!r} {problem or 'appears twice'}")
-            seen.add(name)
+            if problem or as_on_disk(name) in seen:
+                raise refuse(f"file name {name!r} {problem or TWICE}")
+            seen.add(as_on_disk(name))
         count += len(directory.files) + len(directory.dirs)
         if count > MAX_FILES:
             raise refuse(f"more than {MAX_FILES} files")
@@ -161,9 +163,18 @@ def name_problem(name: str) -> str | None:
         return "is not a file name"
     if "/" in name or "\\" in name or "\0" in name:
         return "contains a separator or NUL"
-    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_LENGTH:
+    if not name.isprintable():  # line breaks and other control characters, halves of surrogate pairs, no characters
+        return "has a character that not every file system can hold"
+    if len(name.encode()) > MAX_NAME_LENGTH:
         return "is too long"
     return None
+
+
+def as_on_disk(name: str) -> str:
+    """The same text for all names that a file system of macOS takes for one: it ignores case and Unicode's forms."""
+    if name.isascii():
+        return name.lower()
+    return normalize("NFD", normalize("NFD", name).casefold())
 
 
 def blob_id_problem(blob_id: str, job_name: str, job_id: str) -> str | None:

@@ -6,11 +6,9 @@ Backends implement ``BackupManager`` and ``RestoreManager``.
 
 from statemgr.ports.backends import (
     Backlog,
+    BackupLost,
     BackupManager,
-    BranchingBackupManager,
-    ChangeReader,
     DirectoryNeeded,
-    GuardedBackupManager,
     PreparedBackup,
     Progress,
     Restored,
@@ -44,6 +42,7 @@ from statemgr.ports.kafka import (
     Delivered,
     IdForgotten,
     Publisher,
+    TopicBounds,
     TopicInfo,
     Transaction,
 )
@@ -62,6 +61,7 @@ from statemgr.ports.local import (
 
 __all__ = [
     "Backlog",
+    "BackupLost",
     "BackupManager",
     "BlobAdministration",
     "BlobInfo",
@@ -69,8 +69,6 @@ __all__ = [
     "BlobReader",
     "BlobStore",
     "Body",
-    "BranchingBackupManager",
-    "ChangeReader",
     "Changelog",
     "ChangelogBatch",
     "ChangelogRecord",
@@ -83,7 +81,6 @@ __all__ = [
     "Executors",
     "FileSlice",
     "FinishedDirectory",
-    "GuardedBackupManager",
     "IdForgotten",
     "Items",
     "LocalDirectories",
@@ -102,6 +99,7 @@ __all__ = [
     "StateBackend",
     "StoreIdentity",
     "StoreSnapshot",
+    "TopicBounds",
     "TopicInfo",
     "Transaction",
     "UnfinishedUpload",

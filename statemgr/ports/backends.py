@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from statemgr.errors import RetryableError
-from statemgr.model.checkpoint import CheckpointRecord, Marker
+from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
 from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
@@ -58,6 +59,11 @@ def _go_on() -> None:
 
 class DirectoryNeeded(RetryableError):
     """A backend has to be filled, but there is no local directory to fill it from. The next commit makes one."""
+
+
+class BackupLost(RetryableError):
+    """A backend has lost what the last checkpoint has there, so that changes alone cannot continue it. The next commit
+    writes the whole state. ``where`` has the task, the store and the ``backend``."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +126,51 @@ class StagedChanges(Protocol):
         """The marker that follows from the result of :meth:`Transaction.flush`."""
 
 
-class BackupManager(Protocol):
-    """One backend's part of a commit."""
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a restore would have to apply to the newest snapshot: the number of segments, and their bytes as stored.
+
+    ``waiting``: a newer snapshot is stored, which the next commit begins with.
+    """
+
+    segments: int
+    size: int
+    waiting: bool
+
+
+class BackupManager(ABC):
+    """One backend's part of a commit. Only :meth:`prepare` has to be written.
+
+    Everything else is as for a backend that copies the whole state at each commit, and that nobody else writes to.
+    """
 
     #: Whether it needs the changes of each commit, and so a change buffer.
-    needs_changes: bool
+    needs_changes: bool = False
     #: Whether it needs a finished local directory for each commit, and not only for a fill.
-    needs_directory: bool
+    needs_directory: bool = True
     #: Whether the first changes of a store can fill it, without a directory.
-    fills_from_changes: bool
+    fills_from_changes: bool = False
     #: Seconds after which a commit makes a local directory although the backend needs none, so that a restart on this
     #: machine is fast. None if the backend needs no directory for that.
-    local_copy_interval_s: float | None
+    local_copy_interval_s: float | None = None
+    #: Whether it keeps older states next to newer ones, so that a job can :meth:`branch` from one.
+    branches: bool = False
 
+    # --- a commit ---
+
+    @abstractmethod
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Make a snapshot durable. ``base`` is the marker in the acknowledged checkpoint, or None to fill the backend.
         ``portable``: another process publishes the result, so changes must be inline or in a blob."""
+
+    def prepare_all(
+        self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
+    ) -> Sequence[PreparedBackup]:
+        """:meth:`prepare` for several stores of one task at once, each with its base.
+
+        Raises: DirectoryNeeded if a store has to be filled and has no directory.
+        """
+        return [self.prepare(snapshot, base, portable=portable) for snapshot, base in snapshots]
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
         """Before the transaction: bring the changes to this machine and check the target. Called only if ``prepare``
@@ -143,9 +178,27 @@ class BackupManager(Protocol):
 
         ``base`` is the marker in the acknowledged checkpoint, even if ``changes.fill`` does not continue it.
         """
+        raise NotImplementedError
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The marker for an unchanged store: ``base`` if it is still valid, or None if the backend must be filled."""
+        return base
+
+    def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
+        """A new marker of the state that an older retained ``marker`` names, for a commit that goes back to it. Called
+        only if it :attr:`branches`.
+
+        Changes after the new marker are never confused with changes after the old one. This copies no data, and does
+        not check every blob.
+
+        Args:
+            together: whether all tasks of the job are published together.
+
+        Raises: MissingError, CorruptError, UnavailableError, AccessDenied.
+        """
+        raise NotImplementedError
+
+    # --- what it depends on, and what it leaves behind ---
 
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """After an acknowledged publish: delete what no retained checkpoint references. Idempotent.
@@ -154,22 +207,45 @@ class BackupManager(Protocol):
         opening, which only finishes what a dead owner left behind.
         """
 
-    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Whether the backend has committed changes after the marker. Only an adopted changelog can."""
+    def clean_up_all(
+        self,
+        task: StoreIdentity,
+        evicted: Mapping[str, Sequence[Marker]],
+        retained: Mapping[str, Sequence[Marker]],
+    ) -> None:
+        """:meth:`clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
+        for store, markers in evicted.items():
+            self.clean_up(replace(task, store=store), markers, retained.get(store, ()))
+
+    def release_shared(self, read: Callable[[Collection[str]], Mapping[str, CheckpointRecord]]) -> None:
+        """Called now and then: delete blobs that tasks shared and that none of them retains any more. ``read``: the
+        tasks' newest records, by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it
+        is tried again.
+        """
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """Names of the blobs that the commit of ``marker`` added. An opening removes their TTLs."""
+        return ()
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str] | None:
         """Names of all blobs that a restore from ``marker`` needs. Garbage collection deletes all others.
 
         None if the backend does not know. Garbage collection then refuses to run.
         """
+        return None
 
+    def needed(self, identity: StoreIdentity, marker: Marker) -> Iterator[tuple[BlobRef, int]]:
+        """Every part of a blob that a restore from ``marker`` reads, and how many bytes it takes in its blob.
 
-@runtime_checkable
-class GuardedBackupManager(BackupManager, Protocol):
-    """A backend whose target may have records of other software: a Kafka topic that the configuration names."""
+        Owners read them from time to time. Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
+        """
+        return iter(())
+
+    # --- a target that others may write to, such as a topic that the configuration names ---
+
+    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
+        """Whether the backend has committed changes after the marker. Only an adopted changelog can."""
+        return False
 
     def guard_fill(
         self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
@@ -184,75 +260,32 @@ class GuardedBackupManager(BackupManager, Protocol):
         Raises: PermissionNeeded, with the number of records that no marker explains; MissingState.
         """
 
-
-@runtime_checkable
-class BranchingBackupManager(BackupManager, Protocol):
-    """A backend that keeps older states next to newer ones, so that a job can go back to one and continue from it."""
-
-    def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
-        """A new marker of the state that an older retained ``marker`` names, for a commit that goes back to it.
-
-        Changes after the new marker are never confused with changes after the old one. This copies no data, and does
-        not check every blob.
-
-        Args:
-            together: whether all tasks of the job are published together.
-
-        Raises: MissingError, CorruptError, UnavailableError, AccessDenied.
+    def loss_of(self, marker: Marker) -> str | None:
+        """What a restore from a marker would lack in the target; None if nothing. Owners ask from time to time: answers
+        are used again for some seconds. Raises: UnavailableError, AccessDenied.
         """
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What a restore would have to apply to the newest snapshot: the number of segments, and their bytes as stored.
-
-    ``waiting``: a newer snapshot is stored, which the next commit begins with.
-    """
-
-    segments: int
-    size: int
-    waiting: bool
-
-
-@runtime_checkable
-class SegmentBackupManager(BackupManager, Protocol):
+class SegmentBackupManager(BackupManager):
     """A backend that keeps a snapshot and the segments of changes after it. The stores of a task share its blobs.
 
     If it ``needs_changes``, its commits may be segments; otherwise each is a snapshot.
     """
 
-    def prepare_all(
-        self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
-    ) -> Sequence[PreparedBackup]:
-        """:meth:`BackupManager.prepare` for several stores of one task at once, each with its base.
-
-        Raises: DirectoryNeeded if a store has to be filled and has no directory.
-        """
-
-    def clean_up_all(
-        self,
-        task: StoreIdentity,
-        evicted: Mapping[str, Sequence[Marker]],
-        retained: Mapping[str, Sequence[Marker]],
-    ) -> None:
-        """:meth:`BackupManager.clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
-
-    def release_shared(self, read: Callable[[Collection[str]], Mapping[str, CheckpointRecord]]) -> None:
-        """Called now and then: delete blobs that tasks shared and that none of them retains any more. ``read``: the
-        tasks' newest records, by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it
-        is tried again.
-        """
-
+    @abstractmethod
     def backlog(self, identity: StoreIdentity, marker: Marker, session: StoreSession | None = None) -> Backlog:
         """What a restore from a marker would have to apply; ``session`` is that of the open store.
 
-        Without a session, ``waiting`` tells of snapshots that :meth:`materialize_published` has stored. Raises:
+        Without a session, ``waiting`` tells only of snapshots that other processes have left on this machine. Raises:
         MissingBlob, CorruptBlob, UnavailableError.
         """
 
+    @abstractmethod
     def snapshot_made_ms(self, identity: StoreIdentity, marker: Marker) -> int:
         """When the snapshot of a marker was made, in epoch milliseconds. Raises: as :meth:`backlog`."""
 
+    @abstractmethod
     def materialize(self, snapshot: StoreSnapshot, base: Marker) -> None:
         """Upload a snapshot that has every change below ``snapshot.changes.end``, and perhaps later ones. The next
         commit that is frozen builds on it, and leaves out the segments that it covers.
@@ -260,16 +293,27 @@ class SegmentBackupManager(BackupManager, Protocol):
         ``base`` is the marker in the acknowledged checkpoint. Raises: as :meth:`BackupManager.prepare`.
         """
 
+    @abstractmethod
+    def leave_snapshot(self, identity: StoreIdentity, session: StoreSession, marker: Marker) -> None:
+        """Leave the snapshot of :meth:`materialize` that no commit has built on to the next owner on this machine.
+
+        The caller knows that the published state of ``marker`` has every change of the snapshot. Raises: MissingBlob,
+        CorruptBlob, UnavailableError, DiskFull.
+        """
+
+    @abstractmethod
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
         """Note that the local directory of a state is compacted now: a later restore on this machine should begin with
         it, and apply the segments after it."""
 
+    @abstractmethod
     def compacted(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """The states of compacted local directories that a restore from ``marker`` may begin with.
 
         Raises: as :meth:`backlog`.
         """
 
+    @abstractmethod
     def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """Upload a snapshot of exactly the published state of ``marker``. A later commit of any process on this machine
         builds on it. Raises: as :meth:`BackupManager.prepare`.
@@ -315,17 +359,13 @@ class Restored:
     tables: Mapping[str, tuple[int, bytes]] | None = None
 
 
-class RestoreManager(Protocol):
-    """One backend's part of a restore."""
+class RestoreManager(ABC):
+    """One backend's part of a restore. Only :meth:`restore` has to be written."""
 
+    @abstractmethod
     def restore(self, request: RestoreRequest) -> Restored:
         """Fill ``request.staging`` with a complete, verified directory. Raises: MissingState, MissingBlob,
         CorruptBlob, CorruptRecord, UnavailableError, DiskFull."""
-
-
-@runtime_checkable
-class ChangeReader(RestoreManager, Protocol):
-    """A backend that can tell what changed between two states of a store."""
 
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
@@ -338,12 +378,13 @@ class ChangeReader(RestoreManager, Protocol):
 
         Raises: as :meth:`restore`; so does the iterator.
         """
+        return None
 
 
 class StateBackend(Protocol):
     """What a factory name stands for (entry point ``statemgr.state_backends``, or a dotted path).
 
-    A backend class is called with the :class:`statemgr.backends.services.Services` of the job.
+    A backend class is called with the :class:`statemgr.services.Services` of the job.
     """
 
     def backup_manager(self) -> BackupManager: ...

@@ -10,9 +10,10 @@ from typing import NamedTuple, Protocol
 from statemgr.errors import RetryableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
-from statemgr.model.layouts import RetiredLayout
-from statemgr.model.offers import Offer, OfferKey
-from statemgr.model.permissions import Permit
+from statemgr.model.jobs.adopted_job import AdoptedJob
+from statemgr.model.jobs.layouts import RetiredLayout
+from statemgr.model.jobs.offers import Offer, OfferKey
+from statemgr.model.jobs.permissions import Permit
 
 
 class CheckpointLog(Protocol):
@@ -38,6 +39,9 @@ class CheckpointLog(Protocol):
     def retired(self) -> Sequence[RetiredLayout]:
         """The layouts that a rescale has replaced and whose records are still there, oldest first, as of the last
         read."""
+
+    def adopted(self) -> AdoptedJob | None:
+        """The job of other software that this job was adopted from, as of the last read."""
 
     def record_keys(self, generation: int) -> Sequence[bytes]:
         """The keys of all records of a layout generation but those of version 1, as of the last read."""
@@ -152,6 +156,15 @@ class TopicInfo:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
+class TopicBounds(NamedTuple):
+    """A topic's ID and number of partitions, and partition → its first offset and high watermark. A partition without a
+    leader is left out of ``bounds``."""
+
+    topic_id: str
+    partitions: int
+    bounds: Mapping[int, tuple[int, int]]
+
+
 class ChangelogRecord(NamedTuple):
     """One record of a changelog: raw bytes, offset and timestamp (epoch milliseconds). Replays make millions."""
 
@@ -174,6 +187,9 @@ class Changelog(Protocol):
 
     def describe(self, topic: str) -> TopicInfo:
         """Raises: MissingState when the topic does not exist."""
+
+    def survey(self, topics: Collection[str]) -> Mapping[str, TopicBounds]:
+        """Those of the topics that exist, with all their partitions, in three requests."""
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the high watermark (queried with read_uncommitted)."""

@@ -41,13 +41,16 @@ class Moment:
 
 
 class Clock(Protocol):
-    """Wall time for people and TTLs, and monotonic time for deadlines."""
+    """Wall time for people and TTLs, monotonic time for deadlines, and elapsed time for what is measured."""
 
     def time_ns(self) -> int:
         """Nanoseconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds that never decrease."""
+        """Seconds that never decrease, for deadlines. They leap when work is given up."""
+
+    def elapsed(self) -> float:
+        """Seconds that never decrease and never leap, for durations that are measured, logged or stored."""
 
     def sleep(self, seconds: float) -> None: ...
 

@@ -1,43 +1,61 @@
 """Serdes, which turn an application's values into a store's bytes and back. Pure, except that schemas may be in files.
 
 There are ``bytes``, ``string`` (UTF-8), ``integer`` (8 bytes, big-endian, with the sign bit flipped so that bytes sort
-as numbers), ``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``. Any pair of callables is a serde
-too. A serde raises InvalidError for a value that it cannot write, and CorruptError for bytes that it cannot read.
+as numbers), ``json`` (compact, sorted keys), ``msgpack`` and, for values, ``avro``. Keys with times have the serdes of
+:mod:`statemgr.serdes.windows`, with the serde of the keys inside in parentheses. Any pair of callables is a serde too.
+A serde raises InvalidError for a value that it cannot write, and CorruptError for bytes that it cannot read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Literal
 
 from statemgr.config import JobConfig, StoreConfig
+from statemgr.config.keys import WINDOW_SERDES
 from statemgr.errors import ConfigError, CorruptError, InvalidError
-from statemgr.serdes.avro import avro_serde
 from statemgr.serdes.serde import Serde, T
+from statemgr.serdes.windows import QuixKey, SessionKey, WindowKey, parts_of, prefix_of, windowed
 
 __all__ = [
     "SERDES",
+    "QuixKey",
     "Serde",
     "SerdeLike",
     "SerdeName",
+    "SessionKey",
     "TypedSerde",
+    "WindowKey",
     "avro_serde",
     "input_value_serde",
     "key_serde",
+    "prefix_of",
     "serde",
     "value_serde",
+    "windowed",
 ]
 
 #: The serdes that need no schemas.
-SerdeName = Literal["bytes", "string", "integer", "json", "msgpack"]
+SerdeName = Literal[
+    "bytes",
+    "string",
+    "integer",
+    "json",
+    "msgpack",
+    "kafka-streams-window",
+    "kafka-streams-session",
+    "quix-window",
+    "quix-timestamp",
+]
 #: A Serde, or a pair of callables (value → bytes, bytes → value).
 TypedSerde = Serde[T] | tuple[Callable[[T], bytes], Callable[[bytes], T]]
 #: A name, a Serde, or a pair of callables.
 SerdeLike = SerdeName | TypedSerde[Any]
 
 _SIGN = 1 << 63
+
 _WRONG_SERDE = "use the serde that wrote it"
 
 
@@ -124,8 +142,11 @@ def serde(which: str | TypedSerde[Any]) -> Serde[Any]:
         raise ConfigError(
             "the serde avro needs schemas", hint="set stores.<name>.value.avro.schemas, or pass avro_serde(schemas)"
         )
+    if (parts := parts_of(which)) is not None:
+        kind, inner = parts
+        return windowed(kind, serde(inner))
     if which not in SERDES:
-        hint = f"choose one of {', '.join(SERDES)}, msgpack, avro, or a pair of callables"
+        hint = f"choose one of {', '.join(SERDES)}, msgpack, avro, {', '.join(WINDOW_SERDES)}, or a pair of callables"
         raise ConfigError(f"unknown serde {which!r}", hint=hint)
     return SERDES[which]
 
@@ -133,6 +154,13 @@ def serde(which: str | TypedSerde[Any]) -> Serde[Any]:
 def key_serde(store: StoreConfig) -> Serde:
     """The configured serde of a store's keys."""
     return serde(store.key_serde)
+
+
+def avro_serde(schemas: Sequence[str]) -> Serde:
+    """See :func:`statemgr.serdes.avro.avro_serde`, whose library is loaded only now."""
+    from statemgr.serdes import avro
+
+    return avro.avro_serde(schemas)
 
 
 def value_serde(store: StoreConfig) -> Serde:

@@ -31,11 +31,11 @@ def header_of(schema: Any) -> bytes:
     return MARK + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
-class SingleObjects:
-    """Values of one Avro type ↔ bytes.
+class AvroBody:
+    """Values of one schema ↔ Avro's binary encoding. Every decoder of Avro checks weight, depth and end here.
 
     Args:
-        schemas: every version of the type's schema, oldest first. The last one is written.
+        schema: as fastavro's ``parse_schema`` gives it.
         ratio: bytes of memory that each byte of a value may take,
         free: in addition to this many bytes for any value.
         named: members of a union of records are read as pairs of a full name and the fields.
@@ -43,47 +43,76 @@ class SingleObjects:
     Raises: any error of the parser, for what is not a schema.
     """
 
-    def __init__(self, schemas: Sequence[Any], *, ratio: int, free: int, named: bool = False) -> None:
-        self._known: dict[bytes, tuple[Any, Weight]] = {}
+    def __init__(self, schema: Any, *, ratio: int = _RATIO, free: int = _FREE, named: bool = False) -> None:
+        self.schema = schema
         self._named = named
-        for schema in schemas:
-            self.schema = parse_schema(schema, named_schemas={})
-            self.header = header_of(schema)
-            self._weight = Weight(self.schema, ratio=ratio, free=free)
-            self._known[self.header] = self.schema, self._weight
+        self._weight = Weight(schema, ratio=ratio, free=free)
 
-    def encode(self, value: Any) -> bytes:
-        """Raises: ValueError if the value does not fit the schema, or would take too much memory when it is read."""
+    def encode(self, value: Any, header: bytes) -> bytes:
+        """``header``, and then the value.
+
+        Raises: ValueError if the value does not fit the schema, or would not be read again.
+        """
+        self._weight.check_depth(value)
         sink = io.BytesIO()
-        sink.write(self.header)
+        sink.write(header)
         try:
             fastavro.schemaless_writer(sink, self.schema, value)
         except Exception as error:  # an arbitrary value; whatever the writer raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error
         data = sink.getvalue()
-        self._weight.check(data, HEADER_SIZE)
+        self._weight.check(data, len(header))
         return data
 
-    def decode(self, data: bytes) -> Any:
-        """Raises: ValueError if the bytes are not exactly one value of a known schema."""
-        header = data[:HEADER_SIZE]
-        if header not in self._known:
-            raise ValueError(unknown_header(header))
-        schema, weight = self._known[header]
-        weight.check(data, HEADER_SIZE)
-        source = io.BytesIO(data)
-        source.seek(HEADER_SIZE)
-        reader = None if schema is self.schema else self.schema
+    def decode(self, data: bytes, start: int, reader: Any = None) -> Any:
+        """The value from ``start`` to the end, resolved into the schema ``reader`` if there is one.
+
+        Raises: ValueError if the bytes are not exactly one value, or would take too much memory.
+        """
+        self._weight.check(data, start)
+        # what the reader leaves out is skipped without a look at the end, which the byte more shows
+        source = io.BytesIO(data if reader is None else data + b"\0")
+        source.seek(start)
         names = self._named
         try:
             value = fastavro.schemaless_reader(
-                source, schema, reader, return_record_name=names, return_record_name_override=names
+                source, self.schema, reader, return_record_name=names, return_record_name_override=names
             )
         except Exception as error:  # arbitrary bytes; whatever the parser raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if source.tell() != len(data):
-            raise ValueError(f"{len(data) - source.tell()} bytes are left after it")
+        if (left := len(data) - source.tell()) != 0:
+            raise ValueError(f"{left} bytes are left after it" if left > 0 else "the bytes end within it")
         return value
+
+
+class SingleObjects:
+    """Values of one Avro type ↔ bytes.
+
+    Args:
+        schemas: every version of the type's schema, oldest first. The last one is written.
+        ratio, free, named: as for :class:`AvroBody`.
+
+    Raises: any error of the parser, for what is not a schema.
+    """
+
+    def __init__(self, schemas: Sequence[Any], *, ratio: int = _RATIO, free: int = _FREE, named: bool = False) -> None:
+        self._known: dict[bytes, AvroBody] = {}
+        for schema in schemas:
+            self.header = header_of(schema)
+            self._newest = AvroBody(parse_schema(schema, named_schemas={}), ratio=ratio, free=free, named=named)
+            self._known[self.header] = self._newest
+        self.schema = self._newest.schema
+
+    def encode(self, value: Any) -> bytes:
+        """Raises: ValueError, as :meth:`AvroBody.encode`."""
+        return self._newest.encode(value, self.header)
+
+    def decode(self, data: bytes) -> Any:
+        """Raises: ValueError if the bytes are not exactly one value of a known schema."""
+        body = self._known.get(data[:HEADER_SIZE])
+        if body is None:
+            raise ValueError(unknown_header(data[:HEADER_SIZE]))
+        return body.decode(data, HEADER_SIZE, None if body is self._newest else self.schema)
 
 
 def unknown_header(data: bytes) -> str:
@@ -105,7 +134,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
     if not schemas:
         raise ConfigError("an Avro serde needs a schema", hint="list its versions in stores.<name>.value.avro.schemas")
     try:
-        objects = SingleObjects([json.loads(text) for text in schemas], ratio=_RATIO, free=_FREE)
+        objects = SingleObjects([json.loads(text) for text in schemas])
     except Exception as error:  # the parser meets arbitrary JSON; whatever it raises means the same
         raise ConfigError(f"this is not an Avro schema: {type(error).__name__}: {error}") from error
 

@@ -4,7 +4,8 @@ An array says how many items it has, and items may take no bytes (``null``), so 
 schema that refers to itself nests as deeply as the bytes say, on the stack of the decoder. So a :class:`Weight` first
 walks the bytes of a value with the writer's schema, and adds up the memory.
 
-With most schemas few bytes cannot take much memory. The schema alone shows this, and their values are not walked.
+With most schemas few bytes cannot take much memory, and nesting is shallow. The schema alone shows this, and their
+values are not walked.
 Source: Apache Avro specification, "Binary encoding".
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-#: Levels of a value whose schema refers to itself.
+#: Levels of records, arrays and maps in each other in a value.
 MAX_DEPTH = 256
+#: Levels of a value in Python, before it is written: a member of a union may have a level more.
+_PYTHON_DEPTH = 2 * MAX_DEPTH
 _UNBOUNDED = float("inf")
 #: Bytes of memory of an object, on 64 bits, roughly.
 _OBJECT = {"null": 0, "boolean": 0, "int": 32, "long": 32, "float": 24, "double": 24, "bytes": 40, "string": 56}
@@ -26,6 +29,10 @@ _LOGICAL = 64
 
 class TooHeavy(ValueError):
     """The value would take more memory than its size allows, or is nested too deeply."""
+
+
+def _too_deep() -> TooHeavy:
+    return TooHeavy("it is nested too deeply")
 
 
 class Truncated(ValueError):
@@ -49,12 +56,26 @@ class Weight:
         """Check the value that begins at ``start``. Raises: TooHeavy, Truncated."""
         size = len(data) - start
         allowed = self._free + self._ratio * size
-        if self._type.most * size <= allowed:
+        if self._type.most * size <= allowed and self._type.depth <= MAX_DEPTH:
             return
         try:
             self._type.walk(_Scale(data, allowed), start)
         except RecursionError:
-            raise TooHeavy("it is nested too deeply") from None
+            raise _too_deep() from None
+
+    def check_depth(self, value: Any) -> None:
+        """Check a value before it is written: the encoder nests on its own stack. Raises: TooHeavy."""
+        if self._type.depth <= MAX_DEPTH:
+            return
+        left = [(value, 1)]
+        while left:
+            at, depth = left.pop()
+            if depth > _PYTHON_DEPTH:
+                raise _too_deep()
+            if isinstance(at, Mapping):
+                left.extend((item, depth + 1) for item in at.values())
+            elif isinstance(at, list | tuple):
+                left.extend((item, depth + 1) for item in at)
 
 
 class _Scale:
@@ -62,7 +83,13 @@ class _Scale:
 
     def __init__(self, data: bytes, allowed: float) -> None:
         self.data, self._left = data, allowed
-        self.depth = 0
+        self._depth = 0
+
+    def descend(self, levels: int) -> None:
+        """Go into a record, an array or a map (1), or out of it (-1)."""
+        self._depth += levels
+        if self._depth > MAX_DEPTH:
+            raise _too_deep()
 
     def add(self, memory: float) -> None:
         self._left -= memory
@@ -98,12 +125,14 @@ class _Scale:
 
 class _Type(NamedTuple):
     """``size``: the fewest bytes of a value. ``memory``: the memory that they take. ``most``: the most memory for one
-    byte, anywhere in a value. ``walk``: weighs the value at a position and returns the position after it."""
+    byte, anywhere in a value. ``walk``: weighs the value at a position and returns the position after it.
+    ``depth``: most levels of records, arrays and maps."""
 
     size: float
     memory: float
     most: float
     walk: Callable[[_Scale, int], int]
+    depth: float = 0
 
 
 class _Types:
@@ -113,7 +142,8 @@ class _Types:
         self._named: dict[str, _Type] = {}
 
     def of(self, schema: Any) -> _Type:
-        """``most`` is infinite for an array whose items take no bytes, and for a schema that refers to itself."""
+        """``most`` is infinite for an array whose items take no bytes, and with ``depth`` for a schema that refers to
+        itself."""
         if isinstance(schema, list):
             return _union([self.of(branch) for branch in schema])
         kind = schema["type"] if isinstance(schema, Mapping) else schema
@@ -139,7 +169,8 @@ class _Types:
                 return _fixed(_FIXED_SIZE[kind], _OBJECT[kind] + extra)
             case _:
                 # one that is not known yet refers to itself
-                return self._named.get(kind) or _Type(1, 0, _UNBOUNDED, lambda s, at: self._named[kind].walk(s, at))
+                itself = _Type(1, 0, _UNBOUNDED, lambda s, at: self._named[kind].walk(s, at), _UNBOUNDED)
+                return self._named.get(kind) or itself
         self._named[schema["name"]] = found
         return found
 
@@ -149,16 +180,15 @@ class _Types:
 
         def walk(scale: _Scale, at: int) -> int:
             scale.add(own)
-            scale.depth += 1
-            if scale.depth > MAX_DEPTH:
-                raise TooHeavy("it is nested too deeply")
+            scale.descend(1)
             for field in fields:
                 at = field.walk(scale, at)
-            scale.depth -= 1
+            scale.descend(-1)
             return at
 
         size, memory = sum(field.size for field in fields), own + sum(field.memory for field in fields)
-        return _Type(size, memory, max([memory / max(size, 1), *(field.most for field in fields)]), walk)
+        most = max([memory / max(size, 1), *(field.most for field in fields)])
+        return _Type(size, memory, most, walk, 1 + max((field.depth for field in fields), default=0))
 
 
 def _union(branches: list[_Type]) -> _Type:
@@ -169,15 +199,17 @@ def _union(branches: list[_Type]) -> _Type:
         return branches[number].walk(scale, at)
 
     most = max(max(branch.most, branch.memory / (branch.size + 1)) for branch in branches)
-    return _Type(1, max(branch.memory for branch in branches), most, walk)
+    return _Type(1, max(branch.memory for branch in branches), most, walk, max(branch.depth for branch in branches))
 
 
 def _entry(value: _Type) -> _Type:
     key = _text(_OBJECT["string"])
     most = max(key.most, value.most)
-    return _Type(
-        key.size + value.size, key.memory + value.memory, most, lambda scale, at: value.walk(scale, key.walk(scale, at))
-    )
+
+    def walk(scale: _Scale, at: int) -> int:
+        return value.walk(scale, key.walk(scale, at))
+
+    return _Type(key.size + value.size, key.memory + value.memory, most, walk, value.depth)
 
 
 def _items(item: _Type, slot: float) -> _Type:
@@ -185,16 +217,18 @@ def _items(item: _Type, slot: float) -> _Type:
 
     def walk(scale: _Scale, at: int) -> int:
         scale.add(_CONTAINER)
+        scale.descend(1)
         while True:
             count, at = scale.block(at)
             if not count:
+                scale.descend(-1)
                 return at
             scale.add(count * slot)
             for _ in range(0 if is_nothing else count):
                 at = item.walk(scale, at)
 
     each = (item.memory + slot) / item.size if item.size else _UNBOUNDED
-    return _Type(1, _CONTAINER, max(_CONTAINER, each, item.most), walk)
+    return _Type(1, _CONTAINER, max(_CONTAINER, each, item.most), walk, 1 + item.depth)
 
 
 def _text(memory: float) -> _Type:

@@ -30,8 +30,8 @@ class ControlledClock(SystemClock):
     def time_ns(self) -> int:
         return self._start_ns + self._advanced_ns
 
-    def monotonic(self) -> float:
-        return super().monotonic() + self._advanced_ns / 1e9
+    def elapsed(self) -> float:
+        return super().elapsed() + self._advanced_ns / 1e9
 
     def sleep(self, seconds: float) -> None:
         until = self.monotonic() + seconds

@@ -12,15 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from statemgr.backends.services import Services
 from statemgr.config import JobConfig
-from statemgr.engine.store import Store
+from statemgr.consumer.application import Application
 from statemgr.engine.task import Task
 from statemgr.errors import InvalidError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.serdes import SerdeLike
+from statemgr.serdes import SERDES, SerdeLike
+from statemgr.services import Services
+from statemgr.stores.store import Store
 from statemgr.testing.memory_clients import MemoryGroupConsumer
 from statemgr.testing.memory_servers import START_MS, MemoryServers
 
@@ -59,7 +60,7 @@ class JobTester:
         start_ms: the time at which the clock begins, in epoch milliseconds.
 
     Attributes:
-        config: the configuration in force.
+        config: the configuration that applies.
     """
 
     def __init__(
@@ -79,12 +80,16 @@ class JobTester:
         if not given.inputs:
             raise InvalidError("the job has no input topics to send to", hint="set task.inputs in its configuration")
         self._application = _Application(process, process_batch, on_open, key_serde, value_serde)
+        used = Application.of(given, **self._application._asdict())
+        self._serdes = {"key": used.key_serde, "value": used.value_serde}
         self._clock, self._broker = servers.clock, servers.broker
         self.config = self._given = given
         self._members: list[_Member] = []
         self._count = _checked_members(members)
         for topic in given.inputs:
             self._broker.create(topic, given.tasks)
+        for topic in set(given.outputs) - set(given.inputs):
+            self._broker.create(topic)
 
     def __enter__(self) -> Self:
         self._servers.open()
@@ -104,22 +109,26 @@ class JobTester:
     def send(
         self,
         topic: str,
-        key: str | bytes | None = None,
-        value: str | bytes | None = None,
+        key: Any = None,
+        value: Any = None,
         *,
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """Write a record to an input topic and wait until the job has processed it. Text is sent as UTF-8.
+        """Write a record to an input topic and wait until the job has processed it.
 
         While the job does not run, the record waits on its topic.
 
         Args:
+            key: is written with the serde of the input's keys. Bytes are sent as they are, and so can be what the serde
+                does not read. The serde ``bytes`` also takes text, as UTF-8.
+            value: the same for values; None for a tombstone.
             partition: the task that gets it; without one, the key chooses as librdkafka's default partitioner does.
             timestamp_ms: epoch milliseconds; without one, the time of the tester's clock.
 
-        Returns: its offset. Raises: InvalidError for another topic or partition; what the job raises.
+        Returns: its offset. Raises: InvalidError for another topic or partition, or a value that the serde does not
+            take; what the job raises.
         """
         self._check_open()
         if topic not in self.config.inputs:
@@ -135,7 +144,12 @@ class JobTester:
                 topic=topic,
             )
         _, offset, _ = self._broker.append(
-            topic, partition, _bytes(key), _bytes(value), headers, timestamp_ms=timestamp_ms
+            topic,
+            partition,
+            self._encoded("key", key),
+            self._encoded("value", value),
+            headers,
+            timestamp_ms=timestamp_ms,
         )
         if self._members:
             self._settle()
@@ -271,6 +285,19 @@ class JobTester:
         return next(number for number, member in enumerate(self._members) if wanted in member.manager.open.values())
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _encoded(self, what: str, given: Any) -> bytes | None:
+        if given is None or isinstance(given, bytes):
+            return given
+        serde = self._serdes[what]
+        if serde is not SERDES["bytes"]:
+            return serde.serialize(given)
+        if isinstance(given, str):
+            return given.encode()
+        raise InvalidError(
+            f"the {what} is {type(given).__name__}, and the input's {what}s have the serde bytes",
+            hint="set task.input.key.serde or task.input.value.serde, or pass a serde to the tester",
+        )
 
     def _start(self, members: int) -> None:
         """Start the members that are missing, and wait until the job rests."""
@@ -408,7 +435,3 @@ def _checked_members(members: int) -> int:
     if members < 1:
         raise InvalidError(f"a group cannot have {members} members", hint="give at least 1, or call stop()")
     return members
-
-
-def _bytes(given: str | bytes | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given

@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec
 
@@ -143,6 +152,10 @@ class MemoryConsumer(Consumer):
     def seek(self, partition: TopicPartition) -> None:
         with self._broker.changed:
             self._positions[place(partition)] = max(partition.offset, 0)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        with self._broker.changed:
+            return [TopicPartition(*place(at), self._positions.get(place(at), OFFSET_INVALID)) for at in partitions]
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         with self._broker.changed:

@@ -95,13 +95,15 @@ class MemoryBroker:
 
     # --- topics --------------------------------------------------------------------------------------------------
 
-    def create(self, name: str, partitions: int, config: Mapping[str, str] | None = None, replicas: int = 1) -> None:
-        """Raises: KafkaException if the topic exists."""
+    def create(
+        self, name: str, partitions: int | None = None, config: Mapping[str, str] | None = None, replicas: int = 1
+    ) -> None:
+        """Without ``partitions``, the topic gets the broker's default. Raises: KafkaException if the topic exists."""
         with self.changed:
             if name in self.topics:
                 raise failure(KafkaError.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
             self._ids += 1
-            logs: list[list[Entry]] = [[] for _ in range(partitions)]
+            logs: list[list[Entry]] = [[] for _ in range(partitions or self._partitions)]
             self.topics[name] = Topic(Uuid(1, self._ids), logs, dict(config or {}), replicas)
 
     def delete(self, name: str) -> None:
@@ -163,7 +165,7 @@ class MemoryBroker:
             if not _NAME.fullmatch(topic) or topic in (".", ".."):
                 raise failure(KafkaError.TOPIC_EXCEPTION, "Broker: Invalid topic")
             if topic not in self.topics:
-                self.create(topic, self._partitions)
+                self.create(topic)
             found = self.topics[topic]
             if partition is None or partition < 0:
                 partition = zlib.crc32(key or b"") % len(found.logs)

@@ -11,12 +11,12 @@ from pathlib import Path
 from shutil import rmtree
 from uuid import uuid4
 
-from statemgr.backends.services import Services
 from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 from statemgr.ids import IdSource
 from statemgr.manager import StateManager
+from statemgr.services import Services
 from statemgr.testing.clock import ControlledClock
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker

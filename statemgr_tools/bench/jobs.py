@@ -12,8 +12,8 @@ from statemgr.config import JobConfig
 from statemgr.engine.task import Task
 from statemgr.errors import MissingState
 from statemgr.ids import task_path
-from statemgr.kafka.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.model import codecs

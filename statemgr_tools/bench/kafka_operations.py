@@ -14,13 +14,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from statemgr import StateManager
 from statemgr.config import JobConfig
-from statemgr.engine import materialize_task
-from statemgr.flows.adopt import adopt
-from statemgr.flows.adopt_found import Request
-from statemgr.flows.verify import StoreToVerify, Verifier, hash_parts
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.kafka.old_job import OldTopics
-from statemgr.model.origins import ORIGINS
+from statemgr.operations.adopt.adopt import adopt
+from statemgr.operations.adopt.found import Request
+from statemgr.operations.adopt.old_topics import OldTopics
+from statemgr.operations.adopt.origins import ORIGINS
+from statemgr.operations.materialize.tasks import materialize_task
+from statemgr.operations.migrate.verify import StoreToVerify, Verifier, hash_parts
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.wiring import WorkerProcesses, open_services

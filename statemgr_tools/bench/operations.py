@@ -18,11 +18,11 @@ from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.engine.host import attempt_host
 from statemgr.errors import MissingError
-from statemgr.flows.open_store import NO_CHANGES
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobMarker, Checkpoint, Layout
 from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
+from statemgr.stores.open_store import NO_CHANGES
 from statemgr.wiring import open_services
 from statemgr_tools.bench import records
 from statemgr_tools.bench.memory import let_go

@@ -36,6 +36,7 @@ TABLE = {
     "rescale": ("rescale", False),
     "store-calls": ("store", False),
     "open-job": ("open", False),
+    "many-tasks": ("many_tasks", False),
     "rollback": ("rollback", False),
     "spark-read": ("spark_read", False),
     "spark-vectorised": ("spark", False),

@@ -11,13 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from statemgr.errors import InvalidError
-from statemgr_tools.bench.result import Line, Result
+from statemgr_tools.bench.result import Line
 
 HEADERS = ("case", "value", "unit", "reference", "its value", "ratio", "to reach", "verdict")
 #: Of the cases that need not be reached, this many may be missed, none of them by more than this share.
 MISSES_ALLOWED, MISS_ALLOWED = 3, 0.25
 #: The documentation has the measured results between these markers.
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+#: The width of each column of a table, in characters; the column of the reference takes the rest of the line.
+_WIDTHS = {"case": 18, "value": 8, "unit": 20, "its value": 9, "ratio": 7, "to reach": 8, "verdict": 15}
+_NARROWEST, _WIDEST = 12, 80
 _STYLES = {"reached": "green", "missed": "bold red"}
 
 
@@ -43,13 +46,14 @@ def verdict(line: Line) -> str:
     return "reached" if line.result.reached else f"missed by {line.miss:.0%}"
 
 
-def table(lines: Sequence[Line]) -> Table:
-    """Return a table for a terminal."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for header in HEADERS:
-        made.add_column(
-            header, overflow="fold", justify="right" if header in ("value", "its value", "ratio") else "left"
-        )
+def table(lines: Sequence[Line], width: int, *, header: bool) -> Table:
+    """Return a part of a table that is ``width`` characters wide. All parts have columns of the same widths."""
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=header)
+    gaps = len(HEADERS) - 1
+    reference = min(max(_NARROWEST, width - gaps - sum(_WIDTHS.values())), _WIDEST)
+    for name in HEADERS:
+        right = name in ("value", "its value", "ratio")
+        made.add_column(name, width=_WIDTHS.get(name, reference), overflow="fold", justify="right" if right else "left")
     for line in lines:
         texts = cells(line)
         style = _STYLES.get(texts[-1].partition(" ")[0], "")
@@ -107,8 +111,3 @@ def number(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def results(lines: Sequence[Line]) -> list[Result]:
-    """Return the fields without those that only the verdict needs."""
-    return [line.result for line in lines]

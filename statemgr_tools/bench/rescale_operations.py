@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from statemgr.config import JobConfig
-from statemgr.flows.rescale import Workers, rescale
-from statemgr.flows.rescale_plan import plan_rescale
-from statemgr.flows.verify import hash_parts
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
+from statemgr.operations.migrate.verify import hash_parts
+from statemgr.operations.rescale.plan import plan_rescale
+from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.ports import no_progress
 from statemgr.wiring import WorkerProcesses, open_services
 from statemgr_tools.bench.memory import let_go

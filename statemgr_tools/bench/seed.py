@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import Checkpoint, Marker, OpaqueMarker
-from statemgr.model.commit import PreparedChanges
 from statemgr.ports import (
     BackupManager,
     PreparedBackup,
     Restored,
     RestoreManager,
     RestoreRequest,
-    StagedChanges,
     StoreIdentity,
     StoreSnapshot,
 )
+from statemgr.services import Services
 
 #: The factory name, for ``task.restore.factories``.
 SEED = "statemgr_tools.bench.seed:SeedBackend"
@@ -77,37 +75,20 @@ class SeedBackend:
         """Close nothing."""
 
 
-class _NoBackup:
+class _NoBackup(BackupManager):
     """Backs up nothing, and has nothing to clean up when another backend takes over."""
-
-    needs_changes = False
-    needs_directory = True
-    fills_from_changes = False
-    local_copy_interval_s: float | None = None
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         raise InvalidError("a seed is for restoring only", task=snapshot.identity.task)
 
-    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        raise InvalidError("a seed is for restoring only", task=identity.task)
-
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         return None
-
-    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Clean up nothing."""
-
-    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        return False
-
-    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        return ()
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         return ()
 
 
-class _SeedRestore:
+class _SeedRestore(RestoreManager):
     def restore(self, request: RestoreRequest) -> Restored:
         """Make hard links to every file."""
         marker: Marker = request.marker

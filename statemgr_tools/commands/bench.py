@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statemgr.cli.options import overrides
-from statemgr.cli.output import console, messages, print_json, show_error
 from statemgr.config import JobConfig
 from statemgr.errors import StatemgrError
+from statemgr.terminal.options import overrides
+from statemgr.terminal.output import console, messages, show_error
 from statemgr_tools.bench import registry
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--rounds", default=3, show_default=True, type=click.IntRange(1, 100), help="Number of measurements of each case."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print each result as one line of JSON.")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -95,8 +96,9 @@ def command(
 ) -> None:
     """Measure commits, restores and calls, and compare them with named references.
 
-    The benchmark starts servers unless the configuration names some. Exit status 1 if a required target is missed at
-    full size, or if a case could not be measured.
+    Results are printed as soon as they are known, so an interrupt loses only the case that is being measured. The
+    benchmark starts servers unless the configuration names some. Exit status 1 if a required target is missed at full
+    size, or if a case could not be measured.
     """
     from statemgr_tools.bench import plots, render
     from statemgr_tools.bench.session import Plan, Session
@@ -115,7 +117,9 @@ def command(
         for case in chosen:
             report(case.name)
             try:
-                lines += case.measure(session)
+                for line in case.measure(session):
+                    _show(line, as_json=as_json, header=not lines)
+                    lines.append(line)
             except StatemgrError as error:
                 failed.append(case.name)
                 show_error(f"{case.name}: {error.message}", error.hint)
@@ -123,11 +127,12 @@ def command(
             plots.draw(list(all_sweeps(session)), plot)
         for note in session.peers.notes:
             messages().print(f"note: {note}", markup=False)
-    _show(lines, as_json=as_json)
+    must = [case.name for case in chosen if case.must]
+    if not as_json:
+        messages().print(render.summary(lines, must), markup=False)
     if markdown is not None:
         markdown.write_text(render.with_block(markdown.read_text(), render.block(lines, rounds)))
-    must = {case.name for case in chosen if case.must}
-    if failed or (session.full and set(render.missed_cases(lines)) & must):
+    if failed or (session.full and set(render.missed_cases(lines)).intersection(must)):
         raise SystemExit(1)
 
 
@@ -149,12 +154,11 @@ def _progress() -> Iterator[Report]:
         yield lambda what: status.update(what)
 
 
-def _show(lines: list[Line], *, as_json: bool) -> None:
+def _show(line: Line, *, as_json: bool, header: bool) -> None:
     from statemgr_tools.bench import render
 
     if as_json:
-        print_json([result.to_dict() for result in render.results(lines)])
+        click.echo(json.dumps(line.result.to_dict(), ensure_ascii=False))
         return
-    console().print(render.table(lines))
-    must = [name for name, (_, must) in registry.TABLE.items() if must]
-    messages().print(render.summary(lines, must), markup=False)
+    out = console()
+    out.print(render.table([line], out.width, header=header))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,11 @@ def command() -> None:
     metavar="PORT",
     help="Port of the S3 server, or 0 for any.  [default: the last one, or 7070]",
 )
+@click.option("--write", is_flag=True, help="Write the addresses of the servers into job.toml.")
 def up_command(
-    directory: Path, as_json: bool, kafka: bool, s3: bool, kafka_port: int | None, s3_port: int | None
+    directory: Path, as_json: bool, kafka: bool, s3: bool, kafka_port: int | None, s3_port: int | None, write: bool
 ) -> None:
-    """Start the servers. They keep running until `statemgr dev down`.
+    """Start the servers. They keep running until `statemgr dev down`. If job.toml names other addresses, say so.
 
     The broker needs Java 17. The first start fetches its jars with Maven, or with the Ivy of PySpark; set KAFKA_HOME to
     use an installed Kafka instead.
@@ -72,12 +74,47 @@ def up_command(
             directory, kafka=kafka, s3=s3, kafka_port=kafka_port or None, s3_port=s3_port or None, report=report
         )
     _show(running, as_json)
+    _compare_configuration(running, write=write)
+
+
+def _compare_configuration(running: DevServers, *, write: bool) -> None:
+    """Say which lines of job.toml name other addresses, or change them. Raises: ConfigError, DiskFull, AccessDenied."""
+    from statemgr.config import JobConfig
+    from statemgr.errors import ConfigError
+    from statemgr.terminal.options import DEFAULT_FILE
+    from statemgr.terminal.output import say
+    from statemgr.terminal.toml_edit import TomlEdit, line_of
+
+    path = Path(DEFAULT_FILE)
+    if not path.exists() and not write:
+        return
+    try:
+        found = JobConfig.from_file(path).to_mapping()
+    except ConfigError:
+        if write:
+            raise
+        return  # the first command that needs it says what is wrong
+    addresses = {"kafka.bootstrap.servers": running.bootstrap_servers, "blob.store.s3.endpoint": running.s3_endpoint}
+    changes = {
+        key: address
+        for key, address in addresses.items()
+        if address and str(found.get(key, address)).replace("localhost", "127.0.0.1") != address
+    }
+    if not changes:
+        return
+    lines = "\n".join(line_of(key, address) for key, address in changes.items())
+    if not write:
+        say(f"{path} names other addresses. Add --write to change it, or write these lines into it:\n{lines}")
+        return
+    saved = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.before-dev-up")
+    TomlEdit(path, changes).write(saved)
+    say(f"changed {path}; the old file is {saved}:\n{lines}")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Show the current step on standard error: a spinner on a terminal, otherwise one line each."""
-    from statemgr.cli.output import messages
+    from statemgr.terminal.output import messages
 
     stderr = messages()
     if not stderr.is_terminal:

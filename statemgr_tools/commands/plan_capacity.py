@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.cli.options import json_option, overrides
-from statemgr.cli.output import print_json, print_table, say
+from statemgr.terminal.options import duration, json_option, overrides
+from statemgr.terminal.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from statemgr_tools.sizing.workload import Workload
@@ -63,9 +63,9 @@ def _amount(
 )
 @click.option(
     "--commit",
-    type=click.FloatRange(0, min_open=True),
-    metavar="S",
-    help="Seconds between commits. Default: task.commit.ms.",
+    callback=duration(least=0.001),
+    metavar="TIME",
+    help="Time between commits; a plain number has seconds. Default: task.commit.ms.",
 )
 @click.option("--snapshot", metavar="LIMITS", help="As task.commit.snapshot.interval: '50 commits, 256 MiB, 10 min'.")
 @click.option(
@@ -75,9 +75,15 @@ def _amount(
 )
 @_amount("--disk-ratio", "Bytes of table files for a byte of keys and values; below 1 if they compress.", default="1")
 @click.option(
-    "--get-latency", type=click.FloatRange(0), metavar="MS", help="Of the blob store, for a small GET. Default: 30."
+    "--get-latency",
+    "get_s",
+    callback=duration("ms"),
+    metavar="TIME",
+    help="Of the blob store, for a small GET; a plain number has milliseconds. Default: 30 ms.",
 )
-@click.option("--put-latency", type=click.FloatRange(0), metavar="MS", help="The same for a small PUT. Default: 50.")
+@click.option(
+    "--put-latency", "put_s", callback=duration("ms"), metavar="TIME", help="For a small PUT. Default: 50 ms."
+)
 @_amount("--bandwidth", "Bytes a second between a process and the blob store.", metavar="BYTES", default="500MB")
 @_amount("--store-bandwidth", "The same for all processes together. Default: no limit.", metavar="BYTES")
 @click.option(
@@ -212,8 +218,9 @@ def _workload(configured: dict[str, Any], given: dict[str, Any]) -> Workload:
         if not size:
             raise click.UsageError("a key and its value have 0 bytes: give --key-size or --value-size")
         found["keys"] = given["state"] / size
-    scaled = {"get_latency": ("get_s", 1000), "put_latency": ("put_s", 1000), "lost": ("lost_share", 100)}
-    found |= {to: given[name] / by for name, (to, by) in scaled.items() if given[name] is not None}
+    found |= {name: given[name] for name in ("get_s", "put_s") if given[name] is not None}
+    if given["lost"] is not None:
+        found["lost_share"] = given["lost"] / 100
     if given["backup"] is not None:
         found |= {"blobs": given["backup"] != "kafka-changelog", "changelog": given["backup"] != "blob-store"}
     if given["snapshot"] is not None:

@@ -8,9 +8,9 @@ from contextlib import ExitStack, closing
 
 import click
 
-from statemgr.cli.options import DEFAULT_FILE, json_option, overrides
-from statemgr.cli.output import print_json, say
 from statemgr.config import JobConfig
+from statemgr.terminal.options import DEFAULT_FILE, json_option, overrides
+from statemgr.terminal.output import print_json, say
 
 _PORT = 8640
 
@@ -70,6 +70,8 @@ def command(
     own = f"[{host}]" if ":" in host else host
     with ExitStack() as stack:
         views = [stack.enter_context(closing(JobView(config, metrics, most_bytes))) for config in configs]
+        for view in views:
+            view.history.start()
         server = stack.enter_context(make(host, port, Application(views, {*LOOPBACK, own, *hosts})))
         address = f"http://{own}:{server.server_port}/"
         if as_json:

@@ -18,7 +18,7 @@ from rich.text import Text
 from statemgr import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import StatemgrError
-from statemgr.flows.migration import positions, survey
+from statemgr.health.stages import positions, survey
 from statemgr.reader import JobReader
 from statemgr.wiring import open_services
 

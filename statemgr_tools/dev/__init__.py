@@ -5,7 +5,7 @@ Starts and stops processes. Writes in the caller's directory and the user's cach
 
 from __future__ import annotations
 
-from statemgr.cli.java import Java, find_java
+from statemgr.terminal.find_java import Java, find_java
 from statemgr_tools.dev.jars import connector_jars
 from statemgr_tools.dev.servers import DevServers, down, status, up
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import platformdirs
 
-from statemgr.cli.java import find_java
 from statemgr.errors import MissingError, PrerequisiteMissing, UnavailableError
+from statemgr.terminal.find_java import find_java
 
 #: The broker's version.
 KAFKA_VERSION = "4.3.1"

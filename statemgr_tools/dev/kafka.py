@@ -15,8 +15,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from statemgr.cli.java import find_java
 from statemgr.errors import UnavailableError
+from statemgr.terminal.find_java import find_java
 from statemgr_tools.dev.jars import broker_jars
 from statemgr_tools.dev.process import Server, ServerProcess, accepts_connections, free_port, spawn
 

@@ -113,8 +113,8 @@ def _settle_port(server: Server, wanted: int | None, option: str) -> None:
         program = listener(wanted)
         raise InvalidError(
             f"port {wanted} is in use" + (f" by {program}" if program else ""),
-            hint=f"choose another port for {server.name} with {option}, or 0 for any free one, and write its address "
-            "into job.toml",
+            hint=f"choose another port for {server.name} with {option}, or 0 for any free one; --write "
+            "puts its address into job.toml",
             port=wanted,
         )
     server.port = free_port()

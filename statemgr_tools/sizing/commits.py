@@ -1,6 +1,6 @@
 """The formulas of commits and snapshots: requests and bytes of the blob store. One formula per line, with its source.
 
-"Observed" numbers were counted with ``JobTester``; ``tests/unit/test_plan_capacity.py`` repeats that. Others are
+"Observed" numbers were counted with ``JobTester``; ``tests/tools/test_plan_capacity.py`` repeats that. Others are
 constants of the code or lines of docs/performance.md. Pure.
 """
 
@@ -26,7 +26,7 @@ OF_TABLE_CHANGE, OF_RECORD_CHANGE = 6, 2
 #: Bytes of a chain without segments, of a segment that it refers to, and of an inline segment beyond its own
 #: (observed).
 CHAIN, CHAIN_REFERENCE, CHAIN_INLINE = 200, 90, 12
-#: Bytes of changes of a store that are uploaded before the commit (statemgr.flows.persist_ahead).
+#: Bytes of changes of a store that are uploaded before the commit (statemgr.flows.committing.persist_ahead).
 AHEAD = 8 * MIB
 #: Maximum bytes of the level below level 0, and the factor by which each next level is larger (RocksDB's defaults).
 LEVEL_BASE, FANOUT = 256 * MIB, 10

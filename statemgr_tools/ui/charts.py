@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from statemgr_tools.ui.markup import Markup, tag
 
@@ -12,14 +12,18 @@ _HEIGHT = 120
 _LEFT, _LONGEST = 32, 48
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Markup:
-    """Draw horizontal bars: label, value (not negative), and the value as text. A long label is cut."""
+def bars(title: str, rows: Sequence[tuple[str, float, str]], address: Callable[[str], str] | None = None) -> Markup:
+    """Draw horizontal bars: label, value (not negative), and the value as text. A long label is cut.
+
+    ``address``: label → the page that it links to.
+    """
     most = max((value for _, value, _ in rows), default=0) or 1
     marks = []
     for place, (label, value, text) in enumerate(rows):
         y, length = place * _ROW, value / most * _LONGEST
+        name = tag("text", _short(label), x="0", y=y + 15)
         marks += [
-            tag("text", _short(label), x="0", y=y + 15),
+            name if address is None else tag("a", name, href=address(label)),
             tag("rect", x=f"{_LEFT}%", y=y + 4, width=f"{length:.2f}%", height=_ROW - 8, class_="bar"),
             tag("text", text, x=f"{_LEFT + length + 1:.2f}%", y=y + 15, class_="value"),
         ]

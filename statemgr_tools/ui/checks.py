@@ -1,6 +1,7 @@
 """Checks that a click starts, because they request every blob or write data.
 
-They run in the background, one of each kind at a time.
+They run in the background, one of each kind at a time. What one has found leaves the page once it is no longer true:
+the blobs that were damaged are checked again while somebody looks, and any other finding counts for some minutes.
 """
 
 from __future__ import annotations
@@ -13,21 +14,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from statemgr.backends.blobs.catalogue import Catalogue
-from statemgr.backends.services import Services
-from statemgr.cli.checks import Report
-from statemgr.cli.doctor import examine
-from statemgr.cli.output import moment
-from statemgr.cli.problems import Problem, of_error, of_garbage, of_report, of_verified
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.flows.gc import GarbageReport, collect_garbage
-from statemgr.flows.verify_blobs import Verified, verify_blobs
+from statemgr.health.checks import Report
+from statemgr.health.problems import Problem, of_error, of_report, of_verified
+from statemgr.health.verify_blobs import Verified, verify_blobs
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord
+from statemgr.operations.doctor.command import examine
+from statemgr.operations.gc.gc import GarbageReport, collect_garbage
+from statemgr.operations.gc.problems import of_garbage
 from statemgr.ports import Progress
+from statemgr.services import Services
+from statemgr.terminal.output import moment
 
 _AT_ONCE = 16
+#: Seconds until damaged blobs are checked again, and until any other finding is too old to be shown.
+RENEW_S, _OLD_S = 10.0, 600.0
 #: The checks that the button on a job's page starts.
 DEEPER = ("blobs", "verify", "doctor")
 
@@ -61,8 +65,14 @@ class Checks:
         self._starting = threading.Lock()
 
     def problems(self) -> Iterator[Problem]:
-        """Return the problems that the last run of each check found."""
-        for run in list(self.runs.values()):
+        """Return the problems that the last run of each check found, as far as they are new enough."""
+        for kind, run in list(self.runs.items()):
+            age_s = 0.0 if run.ended_ms is None else (self._now_ms() - run.ended_ms) / 1000
+            if isinstance(run.result, Verified) and (run.result.damaged or run.result.expiring):
+                if age_s >= RENEW_S:
+                    self._start(kind, Run(self._now_ms(), result=run.result), partial(self._again, kind, run.result))
+            elif age_s >= _OLD_S:
+                continue
             yield from self._of_run(run)
 
     def _of_run(self, run: Run) -> Iterator[Problem]:
@@ -93,11 +103,14 @@ class Checks:
         }
         if kind not in work:
             raise InvalidError("there is no such check", hint="choose one on the page")
+        self._start(kind, Run(self._now_ms()), work[kind])
+
+    def _start(self, kind: str, run: Run, work: Callable[[Progress], BlobBytes | Verified | Report]) -> None:
         with self._starting:
             known = self.runs.get(kind)
             if known is None or known.ended_ms is not None:
-                run = self.runs[kind] = Run(self._now_ms())
-                threading.Thread(target=self._run, args=(run, work[kind]), daemon=True).start()
+                self.runs[kind] = run
+                threading.Thread(target=self._run, args=(run, work), daemon=True).start()
 
     def _run(self, run: Run, work: Callable[[Progress], BlobBytes | Verified | Report]) -> None:
         def progress(what: str, done: int, total: int) -> None:
@@ -119,6 +132,15 @@ class Checks:
         services = self._services
         with closing(CheckpointTopic(self._config, services.clock)) as log:
             return verify_blobs(services, log.read, (), share, progress)
+
+    def _again(self, kind: str, known: Verified, progress: Progress) -> Verified:
+        """Check again what was damaged."""
+        services, share = self._services, 1.0 if kind == "read" else 0.0
+        found = [*known.damaged, *known.expiring]
+        tasks, blobs = {one.task for one in found}, {one.blob_id for one in found}
+        with closing(CheckpointTopic(self._config, services.clock)) as log:
+            now = verify_blobs(services, log.read, sorted(tasks), share, progress, only=blobs)
+        return replace(known, damaged=now.damaged, expiring=now.expiring)
 
     def _blobs(self, progress: Progress) -> BlobBytes:
         services = self._services

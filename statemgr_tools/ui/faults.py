@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
-from pathlib import Path
 
-from statemgr.cli.output import moment
-from statemgr.cli.problems import Problem, may_follow
-from statemgr.cli.top import seconds
-from statemgr.errors import MissingError
+from statemgr.cli.explain import anchor, page
+from statemgr.health.problems import Problem, may_follow
+from statemgr.operations.top.command import seconds
+from statemgr.terminal.output import moment
 from statemgr_tools.ui.checks import DEEPER
-from statemgr_tools.ui.markup import Child, Markup, table, tag
+from statemgr_tools.ui.markup import Child, Markup, prose, table, tag
 from statemgr_tools.ui.model import JobView, Look
 
 _NOTHING = (
@@ -31,7 +29,7 @@ def wrong(view: JobView, look: Look) -> Child:
         (
             tag("a", one.fault.title, href=f"/runbook#{one.fault.value}"),
             one.part,
-            one.detail + (" This may follow from a problem above." if may_follow(one, look.problems) else ""),
+            prose(one.detail + (" This may follow from a problem above." if may_follow(one, look.problems) else "")),
         )
         for one in look.problems
     ]
@@ -80,18 +78,11 @@ def runbook() -> Markup:
     """Return the page ``docs/runbook.md``. Its links to other documents become plain text. Raises: MissingError."""
     from markdown_it import MarkdownIt
 
-    package = Path(str(resources.files("statemgr_tools.ui")))
-    for place in (package / "runbook.md", package.parents[1] / "docs" / "runbook.md"):
-        if place.is_file():
-            text = place.read_text(encoding="utf-8")
-            break
-    else:
-        raise MissingError("the runbook is not installed", hint="install statemgr again")
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(text.partition("\n")[2])  # the page has its own title
+    tokens = parser.parse(page("runbook").partition("\n")[2])  # the page has its own title
     for number, token in enumerate(tokens):
         if token.type == "heading_open":
-            token.attrSet("id", tokens[number + 1].content.lower().replace(" ", "-"))
+            token.attrSet("id", anchor(tokens[number + 1].content))
         elif token.type == "inline":
             outside = False
             for child in token.children or ():

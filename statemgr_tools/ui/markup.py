@@ -78,7 +78,15 @@ def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs))
 
 
+def prose(text: Child) -> Child:
+    """Return a sentence with its parts between backticks, which are commands, keys or names, as code."""
+    if isinstance(text, Markup) or not isinstance(text, str):
+        return text
+    parts = text.split("`")
+    return [tag("code", part) if number % 2 and number < len(parts) - 1 else part for number, part in enumerate(parts)]
+
+
 def alert(lines: Iterable[Child]) -> Markup | None:
     """Return a list of problems, or None if there are none."""
-    items = [tag("li", line) for line in lines]
+    items = [tag("li", prose(line)) for line in lines]
     return tag("ul", *items, class_="alert", role="status") if items else None

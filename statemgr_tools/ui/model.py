@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TypeVar
 
-from statemgr.cli.diagnosis import PATIENCE_S, Diagnosis
-from statemgr.cli.overview import JobMonitor, JobOverview
-from statemgr.cli.patience import Patient
-from statemgr.cli.problems import Problem, in_order, of_error
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError, UnavailableError
-from statemgr.flows.migration import positions, survey
+from statemgr.health.diagnosis import PATIENCE_S, Diagnosis
+from statemgr.health.overview import JobMonitor, JobOverview
+from statemgr.health.problems import Problem, in_order, of_error
+from statemgr.health.slow_reads import Patient
+from statemgr.health.stages import positions, survey
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
 from statemgr.ports import ReadableStore
 from statemgr_tools.ui.checks import Checks, Run
+from statemgr_tools.ui.history import History, Point, point
 from statemgr_tools.ui.processes import Processes, Sample
 
 T = TypeVar("T")
@@ -126,6 +127,7 @@ class JobView:
         self._newest: JobOverview | None = None
         self._processes = Processes(self.metrics, config.job_name, self.monitor.services.clock)
         self._open: _Open | None = None
+        self.history = History(self._point)
 
     @property
     def runs(self) -> Mapping[str, Run]:
@@ -159,6 +161,12 @@ class JobView:
         problems += self._processes.problems()
         problems += self.checks.problems()
         return Look(self._newest, answer.error, answer.waiting_s, tuple(in_order(problems)))
+
+    def _point(self) -> Point | None:
+        look = self.look()
+        if look.overview is None or look.error is not None:
+            return None
+        return point(self.now_ms, look.overview.lag, self.samples()[0])
 
     def _read(self) -> tuple[JobOverview, list[Problem]]:
         found = self.monitor.overview()
@@ -264,6 +272,7 @@ class JobView:
 
     def close(self) -> None:
         """Close clients and the open store. Running checks end with an error."""
+        self.history.close()
         with self._looking:
             self._close_store()
         self._diagnosis.close()

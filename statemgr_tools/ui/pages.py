@@ -6,20 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from statemgr.cli.output import moment, size
-from statemgr.cli.overview import ORDERS, JobOverview, TaskOverview
-from statemgr.cli.store import parse, render, text, value_serde_of
-from statemgr.cli.top import seconds
 from statemgr.config import StoreConfig
-from statemgr.engine.store import after_prefix
 from statemgr.errors import InvalidError, StatemgrError
-from statemgr.flows.gc import BlobStatus
-from statemgr.flows.verify_blobs import Verified
+from statemgr.health.overview import ORDERS, JobOverview, TaskOverview
+from statemgr.health.verify_blobs import Verified
+from statemgr.logs import counted
 from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.operations.gc.gc import BlobStatus
+from statemgr.operations.top.command import seconds
+from statemgr.stores.store import after_prefix
+from statemgr.terminal.items import parse, render, text, value_serde_of
+from statemgr.terminal.output import moment, size
 from statemgr_tools.ui.charts import bars, columns
 from statemgr_tools.ui.checks import BlobBytes, Run
 from statemgr_tools.ui.faults import deeper_checks, names, runbook, wrong
-from statemgr_tools.ui.markup import Child, Markup, alert, facts, join, table, tag
+from statemgr_tools.ui.history import Point
+from statemgr_tools.ui.markup import Child, Markup, alert, facts, join, prose, table, tag
 from statemgr_tools.ui.model import CheckpointLine, Found, JobView
 from statemgr_tools.ui.processes import Sample
 
@@ -31,9 +33,9 @@ _BUSY_S = 2
 #: Number of characters of a key or a value on a page.
 _SHOWN = 2000
 _BEHIND_TOPIC = (
-    "The checkpoint topic does not say how long the phases of a commit took, which process or machine owned the task, "
-    "or when and why a store was restored. The owner's metrics have the phases of its last commit, its lag, "
-    "and its restores by backend and reason; its log has the reasons in full."
+    "The checkpoint topic does not say how long the phases of a commit took, or when and why a store was restored. The "
+    "owner's metrics have the phases of its last commit, its lag, and its restores by backend and reason; its log has "
+    "the reasons in full."
 )
 
 
@@ -78,10 +80,10 @@ def tasks(view: JobView, given: Parameters) -> Page:
     again_s = refresh_s or (_BUSY_S if busy else None)
     if found is None:
         hint = view.config.hider()(look.error.hint or "") if look.error is not None else ""
-        return Page(view.config.job_key, join([wrong(view, look), tag("p", hint)]), again_s, look.error)
+        return Page(view.config.job_key, join([wrong(view, look), tag("p", prose(hint))]), again_s, look.error)
     ordered = found.ordered(order)
     rows = [_task_row(task) for task in ordered[start : start + _TASKS]]
-    headers = ("task", "lag", "age", "stage", "owner (epoch)", "retained", "problem")
+    headers = ("task", "lag", "age", "stage", "owner", "retained", "problem")
     samples, problems = view.samples()
     body = join(
         [
@@ -91,6 +93,7 @@ def tasks(view: JobView, given: Parameters) -> Page:
             _choices("Sort by", "sort", ORDERS, order, {"refresh": refresh_s or None}),
             _choices("Refresh", "refresh", ("0", "5", "30"), str(refresh_s), {"sort": order}),
             _task_charts(ordered),
+            _history(view.history.points),
             table("Tasks, those with a problem first", headers, rows, "The job has no checkpoint yet."),
             _pages(start, len(ordered), {"sort": order}),
             _metrics("Restores, by backend and reason", _restores(samples), view),
@@ -195,7 +198,9 @@ def runbook_page() -> Page:
 def failed(error: StatemgrError) -> Page:
     """Show an error, with what to do about it."""
     where = facts([(name, value) for name, value in error.where.items() if name != "key"]) if error.where else None
-    return Page("This could not be read", join([alert([error.message]), error.hint and tag("p", error.hint), where]))
+    return Page(
+        "This could not be read", join([alert([error.message]), error.hint and tag("p", prose(error.hint)), where])
+    )
 
 
 # --- tasks -------------------------------------------------------------------------------------------------------
@@ -226,23 +231,50 @@ def _worst(found: JobOverview) -> Iterable[Child]:
 def _task_charts(ordered: Sequence[TaskOverview]) -> Child:
     if not ordered:
         return None
-    lagging = sorted(ordered, key=lambda one: -(one.lag or 0))[:_CHARTED]
+    lagging = sorted((one for one in ordered if one.lag), key=lambda one: -(one.lag or 0))[:_CHARTED]
     oldest = sorted(ordered, key=lambda one: -one.age_s)[:_CHARTED]
+    charts = {
+        "Lag, highest first": [(one.task, float(one.lag or 0), _lag(one.lag)) for one in lagging],
+        "Age of the checkpoint, oldest first": [(one.task, one.age_s, seconds(one.age_s)) for one in oldest],
+    }
+    return [bars(title, rows, _task_address) for title, rows in charts.items() if rows]
+
+
+def _history(points: Sequence[Point]) -> Child:
+    """Show how the job has developed since the page was started. A chart without anything to show is left out."""
+    lines: dict[str, list[tuple[float, float, str]]] = {
+        "Lag": [],
+        "Bytes of state": [],
+        "Seconds of the last commit": [],
+    }
+    for one in points:
+        values = (
+            (one.lag, _lag(one.lag)),
+            (one.state, size(int(one.state or 0))),
+            (one.commit_s, seconds(one.commit_s or 0)),
+        )
+        for line, (value, shown) in zip(lines.values(), values, strict=True):
+            if value is not None:
+                line.append((one.at_ms, value, f"{moment(one.at_ms)}: {shown}"))
     return [
-        bars("Lag, highest first", [(one.task, one.lag or 0, _lag(one.lag)) for one in lagging]),
-        bars("Age of the checkpoint, oldest first", [(one.task, one.age_s, seconds(one.age_s)) for one in oldest]),
+        columns(f"{title}, since {moment(points[0].at_ms)}", line)
+        for title, line in lines.items()
+        if len(line) > 1 and any(value for _, value, _ in line)
     ]
 
 
 def _task_row(one: TaskOverview) -> list[Child]:
     stages = ", ".join(f"{name}: {stage}" for name, stage in one.stages.items())
-    owner = f"{one.owner} ({one.epoch})"
     problems = "; ".join(one.problems)
-    return [_task_link(one.task), _lag(one.lag), seconds(one.age_s), stages, owner, one.retained, problems]
+    return [_task_link(one.task), _lag(one.lag), seconds(one.age_s), stages, one.owner, one.retained, problems]
 
 
 def _task_link(name: str) -> Markup:
-    return tag("a", name, href="task?" + urlencode({"task": name}))
+    return tag("a", name, href=_task_address(name))
+
+
+def _task_address(name: str) -> str:
+    return "task?" + urlencode({"task": name})
 
 
 def _pages(start: int, count: int, same: Mapping[str, str]) -> Child:
@@ -349,7 +381,11 @@ def _metrics(title: str, samples: Sequence[Sample], view: JobView) -> Child:
     for one in samples[:500]:
         labels = ", ".join(f"{name}={value}" for name, value in one.labels.items() if name not in ("job", "task"))
         rows.append((one.name, labels, f"{one.value:g}"))
-    return [tag("h2", title), table(title, ("metric", "labels", "value"), rows, "The processes report none.")]
+    silent = len(view.samples()[1])
+    nothing = "The processes report none."
+    if silent:
+        nothing = f"Not known: {counted(silent, 'process', 'processes')} could not be asked."
+    return [tag("h2", title), table(title, ("metric", "labels", "value"), rows, nothing)]
 
 
 # --- a store -----------------------------------------------------------------------------------------------------
@@ -427,7 +463,7 @@ def _run_state(view: JobView, run: Run | None) -> Child:
     if run.error is None:
         return tag("p", took)
     hide = view.config.hider()
-    return [tag("p", took), alert([hide(run.error.message)]), run.error.hint and tag("p", hide(run.error.hint))]
+    return [tag("p", took), alert([hide(run.error.message)]), run.error.hint and tag("p", prose(hide(run.error.hint)))]
 
 
 def _bytes(found: object) -> Child:
@@ -439,7 +475,7 @@ def _bytes(found: object) -> Child:
         ("live", live, "needed by a current checkpoint"),
         ("retained", kept - live, "needed by an older checkpoint, or in a shared blob"),
         ("young", counts[BlobStatus.YOUNG].size, "not needed, but younger than the grace period"),
-        ("orphaned", counts[BlobStatus.ORPHAN].size, "not needed, and old: `statemgr gc` deletes it"),
+        ("orphaned", counts[BlobStatus.ORPHAN].size, "not needed, and old: `statemgr gc --write` deletes it"),
         ("unknown", counts[BlobStatus.UNKNOWN].size, "of tasks without a known checkpoint"),
         ("foreign", counts[BlobStatus.FOREIGN].size, "with names that statemgr does not use"),
     ]
@@ -449,15 +485,19 @@ def _bytes(found: object) -> Child:
         alert([*lost, *expiring]),
         bars("Bytes by kind", [(name, number, size(number)) for name, number, _ in rows]),
         table(
-            "Bytes by kind", ("kind", "size", "bytes", "meaning"), [(a, size(b), f"{b:,}", c) for a, b, c in rows], ""
+            "Bytes by kind",
+            ("kind", "size", "bytes", "meaning"),
+            [(a, size(b), f"{b:,}", prose(c)) for a, b, c in rows],
+            "",
         ),
     ]
 
 
 def _verified(found: object) -> Child:
     assert isinstance(found, Verified)
-    bad = [("damaged", one) for one in found.damaged] + [("expiring", one) for one in found.expiring]
-    rows = [(kind, one.task, one.store, one.checkpoint_id, one.blob_id, one.problem) for kind, one in bad[:_TASKS]]
+    kinds = (("lost", found.lost), ("damaged", found.damaged), ("expiring", found.expiring))
+    bad = [(kind, one) for kind, several in kinds for one in several]
+    rows = [(kind, one.task, one.store, one.checkpoint_ids, one.blob_id, one.problem) for kind, one in bad[:_TASKS]]
     checked = f"Checked {found.blobs:,} blobs ({size(found.size)}) of {found.checkpoints:,} checkpoints."
     headers = ("", "task", "store", "checkpoint", "blob", "problem")
     read = f"All bytes of {found.read:,} blobs were read." if found.read else "Their bytes were not read."

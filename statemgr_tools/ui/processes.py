@@ -12,8 +12,8 @@ from urllib.parse import urljoin
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from statemgr.cli.patience import Patient
-from statemgr.cli.problems import Fault, Problem
+from statemgr.health.problems import Fault, Problem
+from statemgr.health.slow_reads import Patient
 from statemgr.ports import Clock
 
 _PATIENCE_S = 2.0

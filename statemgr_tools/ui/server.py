@@ -6,16 +6,14 @@ requests from another site. The pages load nothing from elsewhere and have no sc
 
 from __future__ import annotations
 
-import socket
-import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.resources import files
-from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qsl
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIServer, make_server
 
 from statemgr.errors import InvalidError, MissingError, StatemgrError, UnavailableError
+from statemgr.telemetry.threaded_http import QuietHandler, SixServer, ThreadedServer
 from statemgr_tools.ui import pages
 from statemgr_tools.ui.faults import deeper_checks
 from statemgr_tools.ui.markup import Child, page, tag
@@ -23,9 +21,8 @@ from statemgr_tools.ui.model import JobView
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-#: Maximum bytes of a POST, and maximum seconds for a client to send a request.
+#: Maximum bytes of a POST.
 _MOST_BODY = 1000
-_PATIENCE_S = 30
 _HEADERS = [
     ("Cache-Control", "no-store"),
     (
@@ -108,7 +105,9 @@ class Application:
 
     def _run(self, view: JobView, environ: dict[str, Any], back: str) -> tuple[str, list[tuple[str, str]], bytes]:
         length = environ.get("CONTENT_LENGTH") or "0"
-        if _from_elsewhere(environ) or not length.isdecimal() or int(length) > _MOST_BODY:
+        # Python refuses to convert thousands of digits
+        is_number = length.isascii() and length.isdecimal() and len(length) <= len(str(_MOST_BODY))
+        if _from_elsewhere(environ) or not is_number or int(length) > _MOST_BODY:
             return _plain("403 Forbidden", "Start a check with the button on the page.")
         given = dict(parse_qsl(environ["wsgi.input"].read(int(length)).decode("latin-1")))
         kind = given.get("kind", "")
@@ -158,33 +157,11 @@ def _moved(to: str) -> tuple[str, list[tuple[str, str]], bytes]:
     return "303 See Other", [("Location", to), ("Content-Type", "text/plain; charset=utf-8")], b""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request. The threads end with the process."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a browser that closes its connection early."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
-
-class _SixServer(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _PATIENCE_S
-
-    def log_message(self, *_: object) -> None:
-        """Log no requests, because they name keys."""
-
-
 def make(host: str, port: int, application: Application) -> WSGIServer:
     """Return a listening server, ready for ``serve_forever``. Port 0 takes a free one. Raises: UnavailableError."""
     try:
-        kind = _SixServer if ":" in host else _Server
-        return make_server(host.strip("[]"), port, application, kind, _Handler)
+        kind = SixServer if ":" in host else ThreadedServer
+        return make_server(host.strip("[]"), port, application, kind, QuietHandler)
     except OSError as error:
         raise UnavailableError(
             f"{host} port {port} cannot be used: {error}",

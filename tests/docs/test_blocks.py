@@ -17,13 +17,13 @@ _ASKED_FOR = {"python", "yaml", "text"}
 NOT_COMPARED = {
     ("README.md", "┌"): "a drawing of the parts",
     ("docs/architecture.md", "input topics"): "a drawing of the parts",
-    ("docs/format.md", "offset  size  what"): "a layout, which tests/unit/test_codec.py has byte by byte",
-    ("docs/format.md", "…     8     sequence"): "a layout, which tests/unit/test_codec.py covers",
-    ("docs/format.md", "<job.name>/"): "patterns of names, which tests/unit/test_ids.py covers",
+    ("docs/format.md", "offset  size  what"): "a layout, which tests/core/unit/test_codec.py has byte by byte",
+    ("docs/format.md", "…     8     sequence"): "a layout, which tests/core/unit/test_codec.py covers",
+    ("docs/format.md", "<job.name>/"): "patterns of names, which tests/core/unit/test_ids.py covers",
     (
         "docs/format.md",
         'header   5   "SMCS"',
-    ): "a layout, which tests/unit/test_segment_format.py reads",
+    ): "a layout, which tests/core/unit/test_segment_format.py reads",
     (
         "docs/quickstart.md",
         "$ python totals.py",

@@ -135,8 +135,8 @@ def test_a_poison_message_is_put_aside() -> None:
     (program,) = blocks("docs/operations.md", "## A poison message")
     names = run(program, {"CorruptRecord": CorruptRecord})
     with JobTester({**_SETTINGS, "task.input.value.serde": "json"}, names["process"]) as tester:
-        tester.send("orders", "ann", "no JSON")
-        tester.send("orders", "ann", "1")
+        tester.send("orders", "ann", b"no JSON")
+        tester.send("orders", "ann", 1)
         tester.commit()
         (rejected,) = tester.output("orders-rejected")
     assert (rejected.key, rejected.value) == (b"ann", b"no JSON")
@@ -153,6 +153,15 @@ def test_the_calls_of_a_store() -> None:
         names = run(program, {"task": task})
         assert (names["key"], names["value"]) == ("bob", 2)
         assert task.store("totals").get("eve") is None
+
+
+def test_keys_with_times() -> None:
+    """docs/stores.md: the windows of a key are one range of the store."""
+    (program,) = blocks("docs/stores.md", "## Keys with times")
+    serdes = {"stores.hits.key.serde": "kafka-streams-window(string)", "stores.hits.value.serde": "integer"}
+    with opened({**_SETTINGS, **serdes}) as task:
+        names = run(program, {"task": task})
+        assert (len(names["before"]), names["everything"]) == (1, 2)
 
 
 def test_the_types_of_stores() -> None:

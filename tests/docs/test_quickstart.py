@@ -25,6 +25,7 @@ _DIFFERENT = {
     r"\S+/orders/": "DIRECTORY/",
     r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d\.\d+Z": "TIME",
     r"\b\d{13}-[0-9a-f]{6,16}\b": "ID",
+    r"\S+(?=, process \d)": "MACHINE",
     r"\b(commit|change|record)s\b": r"\1",
     r"tasks \((\d+(-\d+)?|none)\)": "tasks",  # a fast typist may stop a process before its tasks are open
     r"\d[\d.,]*( [KMGk]?i?B\b)?": "0",

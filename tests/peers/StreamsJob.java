@@ -1,7 +1,7 @@
 // A job of Kafka Streams, for tests: StreamsJob BROKER APPLICATION TOPIC KIND COUNT.
 // It counts rows by key in three kinds of stores, deletes the keys whose row is "0", and ends after COUNT rows.
 // Kinds: plain; exactly-once; crash (it dies when its changes are in the changelogs, and before it commits its offsets);
-// window and versioned (each with a store of that kind).
+// window and versioned (each with a store of that kind); streams-protocol (its group has the protocol of KIP-1071).
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.time.Duration;
@@ -72,8 +72,13 @@ public class StreamsJob {
     settings.put("state.dir", Files.createTempDirectory("streams").toString());
     settings.put("commit.interval.ms", 3_600_000);
     settings.put("auto.offset.reset", "earliest");
-    settings.put("session.timeout.ms", 6000);
-    settings.put("heartbeat.interval.ms", 2000);
+    if (kind.equals("streams-protocol")) {
+      settings.put("group.protocol", "streams");
+      settings.put("commit.interval.ms", 200);
+    } else {
+      settings.put("session.timeout.ms", 6000);
+      settings.put("heartbeat.interval.ms", 2000);
+    }
     if (kind.equals("exactly-once")) {
       settings.put("processing.guarantee", "exactly_once_v2");
       settings.put("commit.interval.ms", 200);

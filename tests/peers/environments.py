@@ -48,8 +48,9 @@ def streams_java(program: str) -> list[str | Path]:
     return ["java", "-Xmx256m", "-cp", f"{made / 'classes'}:{made / 'lib'}/*", program]
 
 
-def samza_java() -> list[str | Path]:
-    """Return the start of a command line: Java with Apache Samza and the example's job, which takes a properties file.
+def samza_java(program: str = "Counts") -> list[str | Path]:
+    """Return the start of a command line: Java with Apache Samza and a job, which takes a properties file: that of the
+    example, or one of this folder.
 
     Maven downloads the libraries that the example names. The test is skipped if the build fails.
     """
@@ -58,12 +59,12 @@ def samza_java() -> list[str | Path]:
     def build(directory: Path) -> None:
         libraries = f"-DoutputDirectory={directory / 'lib'}"
         _run("mvn", "-q", "-B", "-f", example / "pom.xml", "dependency:copy-dependencies", libraries)
-        sources = (example / "src" / "main" / "java").glob("*.java")
+        sources = [*(example / "src" / "main" / "java").glob("*.java"), *HERE.glob("Samza*.java")]
         _run("javac", "-cp", f"{directory / 'lib'}/*", "-d", directory / "classes", *sources)
 
     made = _made("samza", build)
     path = [made / "classes", example / "src" / "main" / "resources", made / "lib" / "*"]
-    return ["java", "-Xmx256m", "-cp", ":".join(map(str, path)), "Counts"]
+    return ["java", "-Xmx256m", "-cp", ":".join(map(str, path)), program]
 
 
 @contextmanager

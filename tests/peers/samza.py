@@ -19,12 +19,17 @@ KAFKA, BLOBS = (
 
 @dataclass
 class SamzaJob:
-    """A job with the store ``counts``: the number of rows of each key since its last row ``0``."""
+    """A job with the store ``counts``: the number of rows of each key since its last row ``0``.
+
+    ``program`` and ``stores``: of a job with several stores, see ``SamzaShapes.java``.
+    """
 
     kafka: KafkaServer
     directory: Path
     partitions: int = 2
     backends: tuple[str, ...] = (KAFKA,)
+    program: str = "Counts"
+    stores: tuple[str, ...] = ("counts",)
     expected: list[dict[bytes, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,20 +49,26 @@ class SamzaJob:
         """Write rows by partition and return their number. Without ``count``, the expected state leaves them out."""
         for partition, of in rows.items():
             write(self.kafka, self.topic, partition, [(key.encode(), value.encode()) for key, value in of])
-            for key, value in of if count else ():
-                counts = self.expected[partition]
+        if count:
+            self.count(rows)
+        return sum(map(len, rows.values()))
+
+    def count(self, rows: Mapping[int, list[tuple[str, str]]]) -> None:
+        """Add rows to the expected state."""
+        for partition, of in rows.items():
+            counts = self.expected[partition]
+            for key, value in of:
                 if value == "0":
                     counts.pop(key.encode(), None)
                 else:
                     counts[key.encode()] = b"%d" % (int(counts.get(key.encode(), b"0")) + 1)
-        return sum(map(len, rows.values()))
 
     def run(self, rows: int, *, status: int = 0, **more: str) -> None:
         """Run the job until it has processed ``rows`` rows. Names of settings use ``__`` for ``.``."""
         file = self.directory / "job.properties"
         settings = self.settings(rows) | {key.replace("__", "."): value for key, value in more.items()}
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items() if value))
-        environments.run([*environments.samza_java(), file], status=status)
+        environments.run([*environments.samza_java(self.program), file], status=status)
 
     def settings(self, rows: int) -> dict[str, str]:
         """Return the job's configuration."""
@@ -70,7 +81,7 @@ class SamzaJob:
             "job.coordinator.factory": f"{samza}.standalone.PassthroughJobCoordinatorFactory",
             "task.name.grouper.factory": f"{samza}.container.grouper.task.SingleContainerGrouperFactory",
             "processor.id": "0",
-            "task.class": "Counts",
+            "task.class": self.program,
             "task.inputs": f"kafka.{self.topic}",
             "task.checkpoint.factory": f"{samza}.checkpoint.kafka.KafkaCheckpointManagerFactory",
             "task.checkpoint.system": "kafka",
@@ -85,22 +96,26 @@ class SamzaJob:
             "systems.kafka.consumer.bootstrap.servers": servers,
             "systems.kafka.producer.bootstrap.servers": servers,
             "serializers.registry.string.class": f"{samza}.serializers.StringSerdeFactory",
-            "stores.counts.factory": f"{samza}.storage.kv.RocksDbKeyValueStorageEngineFactory",
-            "stores.counts.key.serde": "string",
-            "stores.counts.msg.serde": "string",
-            "stores.counts.backup.factories": ",".join(self.backends),
-            "stores.counts.restore.factories": ",".join(self.backends),
             "job.logged.store.base.dir": str(self.directory / "samza"),
             "job.non-logged.store.base.dir": str(self.directory / "samza"),
             "rows": str(rows),
         }
-        if KAFKA in self.backends:
-            found |= {"stores.counts.changelog": f"kafka.{self.changelog}"}
-            found |= {"stores.counts.changelog.replication.factor": "1"}
+        for store in self.stores:
+            found |= self.store(store)
+            if KAFKA in self.backends:
+                found |= {f"stores.{store}.changelog": f"kafka.{self.name}-{store}"}
+                found |= {f"stores.{store}.changelog.replication.factor": "1"}
         if BLOBS in self.backends:
             found |= {"blob.store.manager.factory": "Blobs$Factory", "blob.store.admin.factory": "Blobs$Factory"}
             found |= {"blobs.directory": str(self.blobs)}
         return found
+
+    def store(self, name: str) -> dict[str, str]:
+        """Return the settings of a store, but for its changelog."""
+        factory = "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory"
+        backends = dict.fromkeys(("backup.factories", "restore.factories"), ",".join(self.backends))
+        settings = {"factory": factory, "key.serde": "string", "msg.serde": "string", **backends}
+        return {f"stores.{name}.{key}": value for key, value in settings.items()}
 
     def adopter(self, *more: str) -> Adopter:
         """Return a runner of ``statemgr adopt`` for the job."""

@@ -190,6 +190,27 @@ class CountingInPandas(Counting):
         yield pd.DataFrame({"id": key, "count": count, "total": total})
 
 
+class NotNull(Counting):
+    """Has a field that may not be null."""
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("count", StructType([StructField("count", LongType(), False)]))
+
+
+class Alarm(StatefulProcessor):
+    """Sets a timer that is due at once, but after the batch."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield Row(id=key[0], count=len(list(rows)), total=0)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(id=key[0], count=-1, total=0)
+
+
 class Stamping(StatefulProcessor):
     """Yields rows with a time from the input: ``n`` seconds after the start of 2024."""
 

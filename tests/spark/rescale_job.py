@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from spark_integration import rescale, rescaling
 from statemgr import JobConfig
-from statemgr.engine import rescale_unit
+from statemgr.operations.rescale.spread import rescale_unit
 from statemgr.phases import Phase, observed
-from tests.crash.child import die_at
+from tests.core.crash.child import die_at
 
 
 def with_its_executor(died: str, order: str) -> str:

@@ -103,6 +103,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Standalone]:
     made.close()
 
 
+@pytest.mark.heavy
 def test_executors_come_and_go_with_the_load(two_hosts: Standalone, kafka: KafkaServer, tmp_path: Path) -> None:
     """Dynamic allocation: an idle query releases all executors, and later ones start with empty disks."""
     settings = {
@@ -136,6 +137,7 @@ def test_executors_come_and_go_with_the_load(two_hosts: Standalone, kafka: Kafka
         cluster.close()
 
 
+@pytest.mark.heavy
 def test_speculative_attempts_and_a_straggler(two_hosts: Standalone, kafka: KafkaServer, tmp_path: Path) -> None:
     """When Spark starts a straggler a second time, exactly one of the two attempts is published.
 

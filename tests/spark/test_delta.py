@@ -19,6 +19,7 @@ DELTA = jars.Artifact("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # the first run fetches the library
 def test_a_delta_table_has_each_sequence_once(kafka: KafkaServer, tmp_path: Path) -> None:
     """The table has each sequence once after kills between publish and output, inside the output, and after it."""
     # Spark itself brings the other jars

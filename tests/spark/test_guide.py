@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import Row
 
+from tests.cli.test_running_job import write_toml
 from tests.docs.blocks import blocks
-from tests.integration.test_cli import write_toml
 from tests.spark.conftest import Pipeline
 
 MakePipeline = Callable[..., Pipeline]

@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from spark_integration import stateful
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
+from tests.cli.test_running_job import write_toml
 from tests.docs.blocks import blocks
-from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
 from tests.spark.processors import (
@@ -284,8 +284,9 @@ def test_what_is_not_there_yet_is_named(comparison: Comparison) -> None:
         (lambda: stateful(comparison.rows, config=comparison.job.config), "column to group by"),
     ]
     frame = groups.transformWithState(Counting(), COUNTS, "Update", "None")
+    function = groups.applyInPandasWithState(print, COUNTS, "a int", "update", "NoTimeout")
     calls += [
-        (lambda: frame.writeStream.outputMode("append"), "output mode"),
+        (lambda: function.writeStream.outputMode("append"), "output mode"),
         (lambda: frame.writeStream.outputMode("complete"), "output mode"),
         (lambda: frame.writeStream.format("parquet").start(), "directory"),
         (lambda: frame.writeStream.format("memory").start(), "queryName|name for its view"),

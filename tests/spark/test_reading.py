@@ -20,8 +20,8 @@ from spark_integration import register, stateful
 from spark_integration.reading.sources import StateSource
 from statemgr import JobConfig, StateManager, Task
 from statemgr.errors import InvalidError
+from tests.cli.test_running_job import write_toml
 from tests.docs.blocks import blocks
-from tests.integration.test_cli import write_toml
 from tests.jobs import DUAL, SEGMENTS, job_mapping
 from tests.servers import KafkaServer
 from tests.spark.conftest import Pipeline

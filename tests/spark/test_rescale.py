@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from spark_integration import StateContext
 from statemgr import JobConfig, Store
 from statemgr.cli.main import cli
-from tests.integration.test_cli import write_toml
+from tests.cli.test_running_job import write_toml
 from tests.spark.conftest import OUTPUT, Pipeline
 
 MakePipeline = Callable[..., Pipeline]

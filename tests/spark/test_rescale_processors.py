@@ -24,9 +24,9 @@ from spark_integration.processors.keys import encode_key
 from spark_integration.processors.states import variable_prefix
 from statemgr import JobConfig
 from statemgr.cli.main import cli
-from statemgr.model.partitioners import candidates
+from statemgr.model.keys.partitioners import candidates
+from tests.cli.test_running_job import write_toml
 from tests.docs.blocks import blocks
-from tests.integration.test_cli import write_toml
 from tests.servers import KafkaServer
 from tests.spark.conftest import Pipeline, make_pipeline
 from tests.spark.processors import SEEN, Comparison

@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 
 from spark_integration import rescale, rescaling
 from statemgr import JobConfig
-from statemgr.engine import rescale_unit
 from statemgr.errors import ConfigError, InvalidError
+from statemgr.operations.rescale.spread import rescale_unit
 from statemgr.phases import Phase, observed
-from tests.integration.test_rescale import check, fill, some_state
 from tests.jobs import SEGMENTS, job_mapping
+from tests.operations.rescale.test_rescale import check, fill, some_state
 from tests.servers import KafkaServer, S3Server
 from tests.spark.cluster import spark_environment
 

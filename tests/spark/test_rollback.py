@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from statemgr.cli.main import cli
 from statemgr.errors import BatchMismatch
 from statemgr.reader import JobReader
-from tests.integration.test_cli import write_toml
+from tests.cli.test_running_job import write_toml
 from tests.jobs import DUAL, SEGMENTS
 from tests.spark.conftest import Pipeline
 

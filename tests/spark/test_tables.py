@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from spark_integration import StateTable
 from statemgr import JobConfig, StateManager
 from statemgr.errors import ConfigError
+from tests.cli.test_running_job import write_toml
 from tests.docs.blocks import blocks
-from tests.integration.test_cli import write_toml
 from tests.jobs import SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer

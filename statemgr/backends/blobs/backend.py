@@ -14,7 +14,7 @@ from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.restore import BlobRestore
 from statemgr.backends.blobs.segment_batch import SegmentBatches
-from statemgr.backends.services import Services
+from statemgr.services import Services
 
 
 class BlobStoreBackend:

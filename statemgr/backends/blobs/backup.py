@@ -10,7 +10,7 @@ Steps of :meth:`BlobBackup.prepare_all`, for all stores of a task at once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from statemgr.backends.blobs.branches import branch
@@ -22,16 +22,15 @@ from statemgr.backends.blobs.next_chain import Draft, NextChains
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import put_segment
-from statemgr.backends.services import Services
-from statemgr.errors import InvalidError
 from statemgr.model.chain import ChainSegment, SegmentChain
-from statemgr.model.checkpoint import BlobMarker, Marker
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import encode_chain
-from statemgr.model.commit import PreparedChanges, StoreSession
+from statemgr.model.commit import StoreSession
 from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment
 from statemgr.phases import Phase, announce
-from statemgr.ports import Backlog, PreparedBackup, StagedChanges, StoreIdentity, StoreSnapshot
+from statemgr.ports import Backlog, PreparedBackup, SegmentBackupManager, StoreIdentity, StoreSnapshot
+from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
 #: Bytes of changes up to which a segment may be inside its chain.
@@ -41,11 +40,10 @@ _INLINE_SEGMENT = 2 * 1024
 _Chained = tuple[SegmentChain, BlobMarker]
 
 
-class BlobBackup:
-    """Implements :class:`statemgr.ports.SegmentBackupManager`."""
+class BlobBackup(SegmentBackupManager):
+    """Stores snapshots and segments in the blob store. It sends nothing in a transaction."""
 
-    fills_from_changes = False
-    local_copy_interval_s: float | None = None
+    branches = True
 
     def __init__(self, services: Services, catalogue: Catalogue, batches: Callable[[], SegmentBatches]) -> None:
         #: changes are recorded only if a commit may store them as a segment
@@ -152,17 +150,9 @@ class BlobBackup:
         self._catalogue.remember_chain(marker, chain)
         return PreparedBackup(marker, added_blobs=added, added_bytes=size)
 
-    def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Never called, because ``prepare`` returns a marker."""
-        raise InvalidError("the backend blob-store sends nothing in a transaction", **identity.where)
-
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """The same marker again: its chain is complete."""
         return base if isinstance(base, BlobMarker) else None
-
-    def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Always False: a chain has no changes beyond its end."""
-        return False
 
     def branch(self, identity: StoreIdentity, marker: Marker, *, together: bool) -> PreparedBackup:
         """Put the same snapshot and segments into a chain of a new lineage.
@@ -196,6 +186,9 @@ class BlobBackup:
     def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         self._chains.materialize_published(snapshot, marker)
 
+    def leave_snapshot(self, identity: StoreIdentity, session: StoreSession, marker: Marker) -> None:
+        self._chains.leave(identity, session, marker)
+
     def note_compacted(self, identity: StoreIdentity, state_id: str) -> None:
         ChainPositions(self._services, identity).mark_compacted(state_id, compacted=True)
 
@@ -207,10 +200,6 @@ class BlobBackup:
         return [state_id for state_id, position in positions.fitting(chain).items() if position.compacted]
 
     # --- clean-up and garbage collection --------------------------------------------------------------------------
-
-    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Does not delete blobs of segments, because other stores of the task may share them."""
-        self._cleaner.clean_up(identity, {identity.store: evicted}, {identity.store: retained}, None)
 
     def clean_up_all(
         self,
@@ -233,8 +222,11 @@ class BlobBackup:
             added.append(blob_id)
         return list(dict.fromkeys(added))
 
+    def needed(self, identity: StoreIdentity, marker: Marker) -> Iterator[tuple[BlobRef, int]]:
+        return self._catalogue.needed(identity, marker)
+
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
-        return dict.fromkeys(ref.blob_id for ref, _ in self._catalogue.needed(identity, marker))
+        return dict.fromkeys(ref.blob_id for ref, _ in self.needed(identity, marker))
 
 
 def _moved(segment: ChainSegment, blob: PackedBlob) -> ChainSegment:

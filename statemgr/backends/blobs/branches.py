@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.names import index_blob, segments_blob, store_prefix
-from statemgr.backends.services import Services
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import encode_chain, encode_index
@@ -23,6 +22,7 @@ from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.snapshot import DirIndex, FileIndex, SnapshotIndex
 from statemgr.phases import Phase
 from statemgr.ports import PreparedBackup, StoreIdentity
+from statemgr.services import Services
 
 #: A blob, or a part of one, and the bytes that it takes there.
 Part = tuple[BlobRef, int]
@@ -34,13 +34,16 @@ def branch(services: Services, identity: StoreIdentity, chain: SegmentChain, *, 
     Args:
         together: whether all tasks of the job are published together, and share the limit.
     """
-    attempt = services.ids.attempt_id()
-    chain = replace(chain, attempt=attempt)
+    return put_chain(services, identity, replace(chain, attempt=services.ids.attempt_id()), together=together)
+
+
+def put_chain(services: Services, identity: StoreIdentity, chain: SegmentChain, *, together: bool) -> PreparedBackup:
+    """The marker of a chain whose snapshot and segments are stored. Arguments and errors as for :func:`branch`."""
     data = encode_chain(chain)
     limit = inline_chain_limit(len(services.config.stores), services.config.tasks if together else 1)
     if not chain.segments or len(data) <= limit:
         return PreparedBackup(BlobMarker(inline=data))
-    ref = services.transfer().put(segments_blob(identity, attempt), data)
+    ref = services.transfer().put(segments_blob(identity, chain.attempt), data)
     return PreparedBackup(BlobMarker(ref), added_blobs=(ref.blob_id,), added_bytes=len(data))
 
 

@@ -1,4 +1,4 @@
-"""Reads and verifies segment chains and snapshot indexes, and remembers the last few."""
+"""Reads and verifies segment chains and snapshot indexes, and remembers the last few, which it verified before."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ class Catalogue:
                 **identity.where,
             )
         with self._lock:
-            chain = self._chains.get(marker)
-        if chain is None:
-            chain = self._read_chain(identity, marker)
+            known = self._chains.get(marker)
+            if known is not None and _owner(known) == identity:
+                self._chains.move_to_end(marker)
+                return known
+        chain = self._read_chain(identity, marker)
         # an inline chain is remembered under the name of its snapshot's index
         validate_for(chain, identity, (marker.blob or chain.snapshot.index).blob_id)
         self.remember_chain(marker, chain)
@@ -66,7 +68,7 @@ class Catalogue:
             return None
 
     def remember_chain(self, marker: BlobMarker, chain: SegmentChain) -> None:
-        """Keep a chain that was just written or read."""
+        """Keep a chain that was just written or read, and is valid."""
         with self._lock:
             self._chains[marker] = chain
             self._chains.move_to_end(marker)
@@ -80,16 +82,16 @@ class Catalogue:
         """
         with self._lock:
             known = self._indexes.get(ref.blob_id)
-        if known is not None and known[0] == ref:
-            index = known[1]
-        else:
-            index = decode_index(self._transfer().get_bytes(ref, MAX_INDEX_SIZE), ref.blob_id)
+            if known is not None and known[0] == ref and _owner(known[1]) == identity:
+                self._indexes.move_to_end(ref.blob_id)
+                return known[1]
+        index = decode_index(self._transfer().get_bytes(ref, MAX_INDEX_SIZE), ref.blob_id)
         validate_for(index, identity, ref.blob_id)
         self.remember_index(ref, index)
         return index
 
     def remember_index(self, ref: BlobRef, index: SnapshotIndex) -> None:
-        """Keep an index that was just written or read."""
+        """Keep an index that was just written or read, and is valid."""
         with self._lock:
             if ref.blob_id not in self._indexes:
                 self._index_bytes += ref.size
@@ -125,6 +127,10 @@ class Catalogue:
         if problem := blob_id_problem(blob_id, identity.job_name, identity.job_id):
             raise CorruptBlob(f"the marker {problem}", blob=blob_id, task=identity.task, store=identity.store)
         return decode_chain(self._transfer().get_bytes(marker.blob, MAX_CHAIN_SIZE), blob_id)
+
+
+def _owner(found: SegmentChain | SnapshotIndex) -> StoreIdentity:
+    return StoreIdentity(found.job_name, found.job_id, found.task, found.store)
 
 
 def validate_for(found: SegmentChain | SnapshotIndex, identity: StoreIdentity, where: str) -> None:

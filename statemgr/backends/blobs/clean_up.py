@@ -58,13 +58,12 @@ class Cleaner:
         task: StoreIdentity,
         evicted: Mapping[str, Sequence[Marker]],
         retained: Mapping[str, Sequence[Marker]],
-        undeleted: set[str] | None,
+        undeleted: set[str],
     ) -> list[str]:
         """Delete what only evicted markers (store → markers, newest first) reference.
 
         Args:
-            undeleted: blobs of segments of the task that earlier calls could not delete; updated. None if the task may
-                have stores that are not named here: then no blob of segments is deleted.
+            undeleted: blobs of segments of the task that earlier calls could not delete; updated.
 
         Returns: blobs of segments that the task no longer needs, and that other tasks may share.
         Raises: UnavailableError, AccessDenied; then the next call tries the rest again. MissingBlob, CorruptBlob: the
@@ -86,10 +85,9 @@ class Cleaner:
                 gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
                 of_snapshots.append((identity, _indexes(old), _indexes(kept)))
         own = segments_prefix(task)
-        if undeleted is not None:
-            undeleted |= {blob for blob in gone if blob.startswith(own)}
-            undeleted -= live
-            self._delete_segments(task, undeleted)  # 2
+        undeleted |= {blob for blob in gone if blob.startswith(own)}
+        undeleted -= live
+        self._delete_segments(task, undeleted)  # 2
         for identity, starts, stays in of_snapshots:
             self._clean_up_snapshots(identity, starts, stays)  # 3
         return [blob for blob in gone if blob not in live and not blob.startswith(own)]

@@ -1,7 +1,7 @@
 """Notes on this machine about a store's chain, for a later restore or commit here.
 
 A *position* says at which point of its chain a local directory is: a restore begins there instead of at the snapshot. A
-*pending snapshot* was made in the background from a published state: a later commit builds on it.
+*pending snapshot* was made in the background, and has nothing that was not published: a later commit builds on it.
 
 Each note is a file next to the store's directories, so that every process here finds it. It is a cache: a note that is
 damaged, does not fit the published chain or is too old is not used, and the blobs of a pending snapshot expire.
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.backends.blobs.writer_state import PendingSnapshot
-from statemgr.backends.services import Services
 from statemgr.errors import InvalidError
-from statemgr.local import durable, levels
-from statemgr.local.owners import exclusive_if_free
+from statemgr.local import durable, private_directories
+from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import Moment, StoreIdentity
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 _POSITIONS, _PENDING = "positions.json", "snapshot.pending"
@@ -118,7 +118,7 @@ class PendingNote:
     def making(self) -> Iterator[bool]:
         """Make a snapshot inside the block. Yields: whether no other process here makes one. Raises: DiskFull."""
         with disk_errors(self._path):
-            levels.make(*self._levels)
+            private_directories.make(*self._levels)
         with disk_errors(self._path), exclusive_if_free(self._path.with_name(f"{_PENDING}.lock")) as is_free:
             yield is_free
 
@@ -132,7 +132,7 @@ class PendingNote:
     def find(self, chain: SegmentChain, now: Moment) -> PendingSnapshot | None:
         """The pending snapshot, if it fits a published chain."""
         try:
-            levels.check(*self._levels)
+            private_directories.check(*self._levels)
             pending = _from_json(durable.read_note(self._path, _PENDING_SIZE))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None
@@ -149,6 +149,7 @@ def _to_json(pending: PendingSnapshot) -> dict[str, Any]:
     return {
         "snapshot": {"index": _ref(index.index), "state_id": index.state_id, "end": index.end},
         "base": _ref(pending.base),
+        "reach": pending.reach,
         "history": (pending.history or b"").hex(),
         "blobs": pending.blobs,
         "stored": astuple(pending.stored),
@@ -162,6 +163,7 @@ def _from_json(found: dict[str, Any]) -> PendingSnapshot:
         _blob(found["base"]),
         tuple(found["blobs"]),
         Moment(*found["stored"]),
+        reach=found["reach"],
         history=bytes.fromhex(found["history"]),
     )
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.local_notes import PendingNote
 from statemgr.backends.blobs.snapshots import Snapshots
 from statemgr.backends.blobs.writer_state import PendingSnapshot, WriterState
-from statemgr.backends.services import Services
 from statemgr.errors import MissingBlob
 from statemgr.local.clock import moment
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.commit import NumberedChanges, StoreSession
 from statemgr.model.segment import write_segment
 from statemgr.ports import Moment, StoreIdentity, StoreSnapshot
+from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,12 @@ class NextChains:
         if published is None:
             writer.start_lineage()
             return self._filled(snapshot, writer, None, snapshot.attempt, changes.end)
+        is_first = writer.chain is None
         writer.continue_from(published, changes, now)
         pending, first = writer.unpersisted(changes)
         if snapshot.materialize or self._is_less_as_snapshot(snapshot, published, pending):
             return self._filled(snapshot, writer, published, published.lineage, writer.number_of(changes.end))
-        if writer.pending is None:
+        if writer.pending is None and is_first:
             self._find_pending(identity, writer, published)
         taken = writer.snapshot_for(changes, now)
         newest, blobs = taken if taken is not None else (published.snapshot, ())
@@ -113,16 +114,27 @@ class NextChains:
         note = PendingNote(self._services, snapshot.identity)
         with note.making() as is_free:
             if is_free and note.find(published, began) is None:
-                pending = self._pending(snapshot, published, published.end, began)
-                note.write(replace(pending, history=history_of(published.segments)))
+                note.write(self._pending(snapshot, published, published.end, began).reaching(published, published.end))
+
+    def leave(self, identity: StoreIdentity, session: StoreSession, marker: Marker) -> None:
+        """Note the snapshot that an open store knows for others. Raises: UnavailableError, CorruptError, DiskFull."""
+        writer, chain = self.writer(session), self._catalogue.chain(identity, marker)
+        pending, note = writer.pending, PendingNote(self._services, identity)
+        if pending is None or not pending.fits(chain, self.now()):
+            return
+        # a session that has committed no change begins at the end of the chain
+        end = writer.number_of(pending.snapshot.end) if writer.chain is not None else chain.end
+        with note.making() as is_free:
+            if is_free:
+                note.write(pending.reaching(chain, end))
 
     def has_pending(self, identity: StoreIdentity, chain: SegmentChain, session: StoreSession | None) -> bool:
         """Whether a commit that continues the chain would build on a newer snapshot: one that the open store knows or,
-        without a session, one in a note on this machine."""
-        if session is None:
+        until its first commit, one in a note on this machine."""
+        writer = self.writer(session) if session is not None else WriterState()
+        if writer.pending is None and writer.chain is None:
             return PendingNote(self._services, identity).find(chain, self.now()) is not None
-        pending = self.writer(session).pending
-        return pending is not None and pending.fits(chain, self.now())
+        return writer.pending is not None and writer.pending.fits(chain, self.now())
 
     def writer(self, session: StoreSession) -> WriterState:
         """The state of an open store's writer."""

@@ -27,20 +27,20 @@ from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import SegmentReplay, changes_of
-from statemgr.backends.services import Services
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, truncated
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
-from statemgr.ports import Moment, Restored, RestoreRequest, StoreIdentity
+from statemgr.ports import Moment, Restored, RestoreManager, RestoreRequest, StoreIdentity
+from statemgr.services import Services
 
 log = logging.getLogger(__name__)
 
 
-class BlobRestore:
-    """Implements :class:`statemgr.ports.ChangeReader`."""
+class BlobRestore(RestoreManager):
+    """Fetches the snapshot of a chain, and applies the segments after it."""
 
     def __init__(self, services: Services, catalogue: Catalogue) -> None:
         self._services = services

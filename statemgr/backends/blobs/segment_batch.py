@@ -19,9 +19,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from statemgr.backends.blobs.names import segments_blob, shared_segments_blob
-from statemgr.backends.services import Services
 from statemgr.errors import RetryableError
 from statemgr.ports import Body, StoreIdentity, wait_for
+from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
 #: Seconds that a batch waits for commits that have announced themselves.

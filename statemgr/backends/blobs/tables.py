@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from statemgr.backends.blobs.segment_cache import LocalSegment
-from statemgr.backends.services import Services
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, DiskFull
 from statemgr.local import durable, is_readable, puts_of, write_table
 from statemgr.local.transfer_files import disk_errors
@@ -27,6 +26,7 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import Change, ChangeSet
 from statemgr.model.segment import read_range, write_segment, write_table_segment
 from statemgr.ports import LocalStore, StoreIdentity
+from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
 #: From this many changes, a segment is a table.

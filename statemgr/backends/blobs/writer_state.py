@@ -34,7 +34,8 @@ class PendingSnapshot:
         blobs: the blobs that were added for it.
         stored: when its upload began.
         freeze: only a commit of a later freeze may begin with it.
-        history: the segments on top of the base that it has (:func:`statemgr.model.chain.history_of`), because numbers
+        reach: the number of the chain after the last change that it may have.
+        history: the segments on top of the base up to there (:func:`statemgr.model.chain.history_of`), because numbers
             alone do not distinguish two histories; None in the process that keeps the store open.
     """
 
@@ -43,6 +44,7 @@ class PendingSnapshot:
     blobs: tuple[str, ...]
     stored: Moment
     freeze: int = -1
+    reach: int = 0
     history: bytes | None = None
 
     def fits(self, chain: SegmentChain, now: Moment) -> bool:
@@ -51,8 +53,13 @@ class PendingSnapshot:
             return False
         if self.history is None:
             return True
-        covered = [segment for segment in chain.segments if segment.end <= self.snapshot.end]
-        return bool(covered) and covered[-1].end == self.snapshot.end and history_of(covered) == self.history
+        covered = [segment for segment in chain.segments if segment.end <= self.reach]
+        return bool(covered) and covered[-1].end == self.reach and history_of(covered) == self.history
+
+    def reaching(self, chain: SegmentChain, end: int) -> PendingSnapshot:
+        """For other processes: it has every change of the chain below ``end``, and none that the chain lacks."""
+        snapshot, history = replace(self.snapshot, end=end), history_of(chain.segments)
+        return replace(self, snapshot=snapshot, freeze=-1, reach=chain.end, history=history)
 
 
 @dataclass
@@ -105,7 +112,7 @@ class WriterState:
         self.durable.append((segment, now))
 
     def begin_with(self, pending: PendingSnapshot) -> None:
-        """Let the next commit begin with a snapshot of a state in the published chain."""
+        """Let the next commit begin with a snapshot that another process has left."""
         snapshot = replace(pending.snapshot, end=pending.snapshot.end - self._offset)
         self.pending = replace(pending, snapshot=snapshot, history=None)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statemgr.backends.changelog.backup import ChangelogBackup
 from statemgr.backends.changelog.restore import ChangelogRestore
-from statemgr.backends.services import Services
 from statemgr.ports import BackupManager, RestoreManager
+from statemgr.services import Services
 
 
 class KafkaChangelogBackend:

@@ -1,8 +1,8 @@
 """The backup part of ``kafka-changelog``: sends the changes of every commit to the changelog in the publishing
 transaction.
 
-``prepare`` and ``carry`` of a portable commit need no broker, because executors do not connect to Kafka. The process
-that publishes asks the broker in ``stage``, before the transaction, whether the topic was created again.
+``prepare`` and ``carry`` need no broker, because executors do not connect to Kafka. The process that publishes asks the
+broker in ``stage``, before the transaction, whether the topic was created again.
 """
 
 from __future__ import annotations
@@ -10,39 +10,45 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from statemgr.backends.changelog.guard import FillGuard, OwnRecords, continues
-from statemgr.backends.services import Services
+from statemgr.backends.changelog.fill_guard import FillGuard, OwnRecords, continues
+from statemgr.backends.changelog.losses import Losses, loss_of
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
-from statemgr.local.change_buffer import ScratchChanges
+from statemgr.local.change_buffer import FrozenChanges, ScratchChanges
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change, ChangeSet, PreparedChanges
 from statemgr.model.segment import read_segment, verify_segment, write_segment
 from statemgr.ports import (
+    BackupLost,
+    BackupManager,
     Delivered,
     PreparedBackup,
     StagedChanges,
     StoreIdentity,
     StoreSnapshot,
+    TopicBounds,
     TopicInfo,
     Transaction,
 )
+from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
 #: Up to this many bytes, a segment is inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
 #: Seconds for which a broker's description of a topic is reused: one commit of many tasks asks once.
 _DESCRIBED_FOR_S = 5.0
+#: The same for an opening. The description of a topic with 1,000 partitions is large, and each task asks for it.
+_OPENED_WITHIN_S = 1.0
 #: Bytes of keys that a fill remembers, so that it seldom deletes a key more than once.
 _KEYS_BUDGET = 32 * 1024 * 1024
 
 
-class ChangelogBackup:
-    """Implements :class:`statemgr.ports.BackupManager`."""
+class ChangelogBackup(BackupManager):
+    """Sends changes in the publishing transaction. Compaction cleans up; no checkpoint refers to blobs."""
 
     needs_changes = True
     needs_directory = False
@@ -56,24 +62,35 @@ class ChangelogBackup:
         self._described: dict[str, tuple[float, TopicInfo]] = {}
         self._guard = FillGuard(services.changelog)
         self._own = OwnRecords(services.changelog)
+        stores = services.config.stores.values()
+        topics = {store.changelog_topic for store in stores if KAFKA_CHANGELOG in store.backup_factories}
+        self._losses = Losses(services.changelog, topics, services.clock)
 
     def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
         """Fills the changelog with the whole state if it does not continue ``base``.
 
         Raises: also DirectoryNeeded, if the whole state cannot be read from anywhere.
         """
-        fill = base is None or not self._continues(snapshot.identity, base, ask=not portable)
-        changes = snapshot.content if fill else snapshot.changes
+        fill = base is None or not self._continues(snapshot.identity, base)
+        changes: ChangeSet = snapshot.content if fill else snapshot.changes
+        if isinstance(changes, FrozenChanges):
+            changes = changes.net()  # a value that Kafka refuses must not come again after it was replaced
         if not portable:
             return PreparedBackup(changes=PreparedChanges(fill, local=changes))
         return PreparedBackup(changes=self._portable(snapshot, changes, fill))
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
-        """Raises: MissingState if the changelog is gone, or is not the base's; PermissionNeeded if a fill would delete
+        """Raises: BackupLost if the changelog is gone, or is not the base's; PermissionNeeded if a fill would delete
         records that others wrote.
         """
         topic, partition = self._target(identity)
-        info = self._describe(topic)
+        # after offset 0, the offset of the first record does not tell that the changelog was created again
+        if changes.fill or (isinstance(base, ChangelogMarker) and base.offset == 0):
+            self._described.pop(topic, None)
+        try:
+            info = self._describe(topic)
+        except MissingState as error:
+            raise _lost(identity, topic, partition, error.message) from error
         if partition >= info.partitions:
             raise InvalidError(
                 f"the changelog has {info.partitions} partitions, too few for the task",
@@ -82,42 +99,44 @@ class ChangelogBackup:
                 topic=topic,
             )
         if not changes.fill and not continues(base, topic, partition, info.topic_id):
-            raise MissingState(
-                "the changelog is not the one in the last checkpoint: it was deleted and created again",
-                hint="open the job again: its next commit writes the whole state to the changelog",
-                topic=topic,
-                task=identity.task,
-                store=identity.store,
-            )
-        target = ChangelogMarker(
-            topic, info.topic_id, partition, base.offset if isinstance(base, ChangelogMarker) else 0
-        )
+            why = "the changelog is not the one in the last checkpoint: it was deleted and created again"
+            raise _lost(identity, topic, partition, why)
         if not changes.fill:
+            assert isinstance(base, ChangelogMarker)
+            target = replace(base, topic_id=info.topic_id)
             return _Staged(identity, self._own, target, (self._local(changes),))
         start, end = self._services.changelog().bounds(topic, partition)
         self._guard.check_fill(identity, info, partition, base, start, end)
         deletes = deletes_of(self._services, topic, partition, start, end)
         tombstones = ScratchChanges.write(self._services.scratch_file("tombstones"), chain.from_iterable(deletes))
         self._own.known_until(info, partition, end)
-        target = ChangelogMarker(topic, info.topic_id, partition, end)
+        # every key from before the end gets a tombstone, so a replay may begin there
+        target = ChangelogMarker(topic, info.topic_id, partition, end, start=end)
         return _Staged(identity, self._own, target, (tombstones, self._local(changes)))
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
-        """Asks no broker: the next opening, or ``stage``, notices a changelog that was created again."""
-        return base if self._continues(identity, base, ask=False) else None
+        """Asks no broker: :meth:`loss_of` notices a changelog that was created again, and so does the next opening."""
+        return base if self._continues(identity, base) else None
 
     def has_tail(self, identity: StoreIdentity, marker: Marker) -> bool:
-        """Also True if the topic is no longer the one in the marker, so that the next commit fills it again."""
+        """Also True if the configuration names another topic by now. Raises: MissingState if the changelog has lost
+        something.
+        """
         topic, partition = self._target(identity)
-        self._described.pop(topic, None)
-        if not isinstance(marker, ChangelogMarker) or not self._continues(identity, marker, ask=True):
+        if not isinstance(marker, ChangelogMarker) or (marker.topic, marker.partition) != (topic, partition):
             return True
-        changelog = self._services.changelog()
-        _, end = changelog.bounds(topic, partition)
-        if marker.offset > end or any(changelog.read(topic, partition, marker.offset, end)):
+        info, changelog = self._describe(topic, _OPENED_WITHIN_S), self._services.changelog()
+        start, end = changelog.bounds(topic, partition)
+        loss = loss_of(marker, TopicBounds(info.topic_id, info.partitions, {partition: (start, end)}))
+        if loss is not None:
+            raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
+        if any(changelog.read(topic, partition, marker.offset, end)):
             return True
-        self._own.known_until(self._describe(topic), partition, end)
+        self._own.known_until(info, partition, end)
         return False
+
+    def loss_of(self, marker: Marker) -> str | None:
+        return self._losses.of(marker) if isinstance(marker, ChangelogMarker) else None
 
     def guard_fill(
         self, identity: StoreIdentity, current: Marker | None, retired: Sequence[Marker], *, overwrite: bool
@@ -125,13 +144,6 @@ class ChangelogBackup:
         topic, partition = self._target(identity)
         info = self._describe(topic)
         self._guard.permit_fill(identity, info, partition, current, retired, overwrite=overwrite)
-
-    def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
-        """Does nothing: compaction cleans up a changelog."""
-
-    def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
-        """None: no checkpoint refers to the blobs that carry changes to the publisher."""
-        return ()
 
     def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> Collection[str]:
         """None: the state is in Kafka."""
@@ -142,14 +154,13 @@ class ChangelogBackup:
     def _target(self, identity: StoreIdentity) -> tuple[str, int]:
         return self._services.config.stores[identity.store].changelog_topic, task_index(identity.task)
 
-    def _continues(self, identity: StoreIdentity, base: Marker, *, ask: bool) -> bool:
-        topic, partition = self._target(identity)
-        return continues(base, topic, partition, self._describe(topic).topic_id if ask else None)
+    def _continues(self, identity: StoreIdentity, base: Marker) -> bool:
+        return continues(base, *self._target(identity), None)
 
-    def _describe(self, topic: str) -> TopicInfo:
+    def _describe(self, topic: str, for_s: float = _DESCRIBED_FOR_S) -> TopicInfo:
         now = self._services.clock.monotonic()
         asked, info = self._described.get(topic, (0.0, None))
-        if info is None or now - asked > _DESCRIBED_FOR_S:
+        if info is None or now - asked > for_s:
             info = self._services.changelog().describe(topic)
             self._described[topic] = (now, info)
         return info
@@ -228,15 +239,25 @@ class _Staged:
         ours = delivered.get((target.topic, target.partition))
         if ours is None:
             return target
-        offset = ours.end
-        if offset <= target.offset:
-            raise MissingState(
-                f"the changelog has lost records: it continues at offset {offset}, below the offset {target.offset} of "
-                "the last checkpoint",
-                hint="open the job again: its next commit writes the whole state to the changelog",
-                topic=target.topic,
-                partition=target.partition,
-                offset=offset,
+        if ours.start < target.offset:
+            why = (
+                f"the changelog was deleted and created again, or has lost records: it continues at offset "
+                f"{ours.start}, below the offset {target.offset} of the last checkpoint"
             )
-        self._own.check_delivered(self._identity, target, ours)
-        return ChangelogMarker(target.topic, target.topic_id, target.partition, offset)
+            raise _lost(self._identity, target.topic, target.partition, why)
+        try:
+            self._own.check_delivered(self._identity, target, ours)
+        except MissingState as error:  # nobody can say what the deleted records were
+            raise _lost(self._identity, target.topic, target.partition, error.message) from error
+        return replace(target, offset=ours.end)
+
+
+def _lost(identity: StoreIdentity, topic: str, partition: int, why: str) -> BackupLost:
+    return BackupLost(
+        why,
+        hint="commit again: the next commit writes the whole state to the changelog",
+        **identity.where,
+        backend=KAFKA_CHANGELOG,
+        topic=topic,
+        partition=partition,
+    )

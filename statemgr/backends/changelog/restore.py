@@ -2,11 +2,11 @@
 
 The replay starts from the beginning of the changelog, or on a local directory of an older retained checkpoint
 (:func:`newest_base`). Replaying the offsets after an older marker onto its state gives exactly the newer state, as long
-as no delete between the two can have been compacted away. The cleaner keeps a delete for at least
-``delete.retention.ms`` after it was written. Every such delete was written after the moment at which the directory's
-state was known to be the newest. The monotonic clock of this machine measures the time since that moment, within one
-run of the operating system. Wall clocks decide nothing: if they contradict the monotonic clock, the whole changelog is
-replayed.
+as no fill is between the two, and no delete between them can have been compacted away. The cleaner keeps a delete for
+at least ``delete.retention.ms`` after it was written. Every such delete was written after the moment at which the
+directory's state was known to be the newest. The monotonic clock of this machine measures the time since that moment,
+within one run of the operating system. Wall clocks decide nothing: if they contradict the monotonic clock, the whole
+changelog is replayed.
 
 A changelog may have records beyond the marker: those of newer checkpoints, or a tail. A tail was written by other
 software that writes its changelog before its checkpoint. The replay leaves them out. This is exact only while the
@@ -19,10 +19,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
-from statemgr.backends.services import Services
+from statemgr.backends.changelog.losses import loss_of
 from statemgr.config import StoreConfig
+from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
@@ -32,7 +33,17 @@ from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase
-from statemgr.ports import CommittedDirectory, Moment, Restored, RestoreRequest, StoreIdentity, TopicInfo
+from statemgr.ports import (
+    CommittedDirectory,
+    Moment,
+    Restored,
+    RestoreManager,
+    RestoreRequest,
+    StoreIdentity,
+    TopicBounds,
+    TopicInfo,
+)
+from statemgr.services import Services
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -40,14 +51,19 @@ _BLOB_INSTEAD = (
     "put blob-store first in task.restore.factories, or restore an older checkpoint with "
     "`statemgr restore --checkpoint ID --into DIR`"
 )
+_COPY_INSTEAD = (
+    "no other backend has the state: open the task on the machine where it ran last, whose local copy below state.dir "
+    "may be whole; its next commit then writes the whole state to the changelog"
+)
+_NEWER_INSTEAD = "choose a newer checkpoint: `statemgr checkpoints list` shows them; no other backend has this one"
 _LAG = "min.compaction.lag.ms"
 _RETENTION = "delete.retention.ms"
 #: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
 MARGIN_MS = 60_000
 
 
-class ChangelogRestore:
-    """Implements :class:`statemgr.ports.ChangeReader`."""
+class ChangelogRestore(RestoreManager):
+    """Replays the changelog up to the marker."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -58,7 +74,7 @@ class ChangelogRestore:
 
         def replay(changelog: ChangelogMarker, info: TopicInfo, start: int) -> Restored:
             request.identity.announce(Phase.REPLAY)
-            continued = self._continued(request, store, changelog, info)
+            continued = self._continued(request, store, changelog, info, start)
             return continued or self._replayed(request, store, changelog, start)
 
         return self.exactly(request.identity.task, marker, request.successor, replay)
@@ -66,7 +82,8 @@ class ChangelogRestore:
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
     ) -> Iterator[Sequence[Change]] | None:
-        """None if the markers are of different changelogs, or if compaction may have removed deletes between them.
+        """None if the markers are of different changelogs, if a fill is between them, or if compaction may have removed
+        deletes between them.
 
         The iterator also raises MissingState at its end, if the changes were read too slowly to be complete.
         """
@@ -86,7 +103,9 @@ class ChangelogRestore:
             yield batch.changes
         self.exactly(task, newer, None, lambda *_: None)
         if not self._is_since(as_of, usable_s):
-            raise _impossible(newer, f"the changes were read more than {usable_s:.0f} s after the state before them")
+            raise self._impossible(
+                newer, f"the changes were read more than {usable_s:.0f} s after the state before them"
+            )
 
     def _is_since(self, as_of: Moment, usable_s: float) -> bool:
         """Whether less than ``usable_s`` seconds have passed since a moment."""
@@ -105,7 +124,8 @@ class ChangelogRestore:
         Raises: also MissingState, if the changelog cannot supply exactly the state of the marker.
         """
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(task):
-            raise MissingState("the marker does not name this task's partition of a changelog", hint=_BLOB_INSTEAD)
+            hint = self._instead()
+            raise MissingState("the marker does not name this task's partition of a changelog", hint=hint)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
         self._check_successor(successor, marker, info)
@@ -127,21 +147,36 @@ class ChangelogRestore:
 
     def _checked(self, marker: ChangelogMarker, topic_id: str | None = None) -> TopicInfo:
         """The topic, if it is the marker's (and has the ID ``topic_id`` that was read before). Raises: MissingState."""
-        info = self._services.changelog().describe(marker.topic)
-        expected = marker.topic_id or topic_id or info.topic_id
-        if info.topic_id != expected:
-            raise _lost(marker, "it was deleted and created again after the checkpoint")
-        if marker.partition >= info.partitions:
-            raise _lost(marker, f"it has only {info.partitions} partitions")
+        try:
+            info = self._services.changelog().describe(marker.topic)
+        except MissingState as error:
+            raise self._refused(marker, error.message) from error
+        known = replace(marker, topic_id=marker.topic_id or topic_id)
+        self._refuse_lost(known, TopicBounds(info.topic_id, info.partitions, {}))
         return info
 
     def _checked_bounds(self, marker: ChangelogMarker) -> tuple[int, int]:
-        start, end = self._services.changelog().bounds(marker.topic, marker.partition)
-        if marker.offset > end:
-            raise _lost(marker, f"it ends at offset {end}: records of the checkpoint are gone")
-        if start > 0:
-            raise _lost(marker, f"it begins at offset {start}: records were deleted, and not by compaction")
-        return start, end
+        bounds = self._services.changelog().bounds(marker.topic, marker.partition)
+        found = TopicBounds(marker.topic_id or "", marker.partition + 1, {marker.partition: bounds})
+        self._refuse_lost(marker, found)
+        return bounds
+
+    def _refuse_lost(self, marker: ChangelogMarker, found: TopicBounds) -> None:
+        if (loss := loss_of(marker, found)) is not None:
+            raise self._refused(marker, f"the changelog cannot supply the checkpoint: {loss}")
+
+    def _impossible(self, marker: ChangelogMarker, why: str) -> MissingState:
+        return self._refused(marker, f"an exact rewind is impossible: {why}", _NEWER_INSTEAD)
+
+    def _refused(self, marker: ChangelogMarker, message: str, otherwise: str = _COPY_INSTEAD) -> MissingState:
+        where = {"topic": marker.topic, "partition": marker.partition, "offset": marker.offset}
+        hint = self._instead(otherwise)
+        return MissingState(message, hint=hint, **where)
+
+    def _instead(self, otherwise: str = _COPY_INSTEAD) -> str:
+        """What to do if the changelog cannot supply a state; ``otherwise`` if no blob store has it."""
+        factories = {f for store in self._services.config.stores.values() for f in store.backup_factories}
+        return _BLOB_INSTEAD if BLOB_STORE in factories else otherwise
 
     def _replayed(self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, start: int) -> Restored:
         """Replay into a new store, from the beginning."""
@@ -149,11 +184,11 @@ class ChangelogRestore:
             return self._apply(request, marker, start, writer)
 
     def _continued(
-        self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo
+        self, request: RestoreRequest, store: StoreConfig, marker: ChangelogMarker, info: TopicInfo, start: int
     ) -> Restored | None:
         """Replay onto a copy of the newest local directory that can be continued; None if there is none."""
         base = newest_base(marker, request.reusable, request.older, info.config, moment(self._services.clock))
-        if base is None or not cloned(base.directory, request.staging):
+        if base is None or base.offset < start or not cloned(base.directory, request.staging):
             return None
         try:
             opened = open_store(store.type, request.staging, store.rocksdb)
@@ -193,7 +228,7 @@ class ChangelogRestore:
             raise MissingState(
                 f"the records after the checkpoint cannot be checked without the time of the broker: {error}",
                 hint="allow this user to create, write and delete topics that start with __statemgr_doctor_, or "
-                + _BLOB_INSTEAD,
+                + self._instead(),
             ) from error
 
     def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
@@ -215,13 +250,18 @@ class ChangelogRestore:
         """For an older checkpoint: check the time of the checkpoint that followed it, whose records may be gone. The
         check before the replay avoids a useless replay, and the check after it decides.
 
-        Raises: MissingState if the cleaner may have dropped a value that the checkpoint had.
+        Raises: MissingState if the cleaner may have dropped a value that the checkpoint had, or if a later fill took
+            the offsets of its records.
         """
         if successor is None:
             return
+        for later in successor.markers:
+            if _is_same_changelog(later, marker) and marker.start != later.start < marker.offset:
+                why = f"it ended at offset {later.start} when it was filled: records of the checkpoint are gone"
+                raise self._refused(marker, f"the changelog cannot supply the checkpoint: {why}")
         if successor.published_ms is None:
             why = f"checkpoint {successor.checkpoint_id} followed, but the checkpoint topic does not say when"
-            raise _impossible(marker, why)
+            raise self._impossible(marker, why)
         self._check_rewind(marker, info, successor.published_ms)
 
     def _check_rewind(self, marker: ChangelogMarker, info: TopicInfo, oldest_ms: int) -> None:
@@ -233,24 +273,11 @@ class ChangelogRestore:
         lag_ms = int(info.config.get(_LAG, "0"))
         age_ms = self._broker_ms() - oldest_ms
         if age_ms >= certain_ms(lag_ms):
-            raise _impossible(
+            raise self._impossible(
                 marker,
                 f"the changelog has had records after the checkpoint for {age_ms} ms, and compaction may have changed "
                 f"records that are older than {lag_ms} ms ({_LAG})",
             )
-
-
-def _impossible(marker: ChangelogMarker, why: str) -> MissingState:
-    return _refused(marker, f"an exact rewind is impossible: {why}")
-
-
-def _lost(marker: ChangelogMarker, why: str) -> MissingState:
-    return _refused(marker, f"the changelog cannot supply the checkpoint: {why}")
-
-
-def _refused(marker: ChangelogMarker, message: str) -> MissingState:
-    where = {"topic": marker.topic, "partition": marker.partition, "offset": marker.offset}
-    return MissingState(message, hint=_BLOB_INSTEAD, **where)
 
 
 # --- the beginning of a replay -----------------------------------------------------------------------------------
@@ -303,6 +330,16 @@ def certain_ms(waited_ms: int) -> int:
 
 
 def _is_before(of: ChangelogMarker, marker: ChangelogMarker) -> bool:
-    """Whether a marker certainly belongs to the same changelog and is not after ``marker``."""
+    """Whether a marker certainly belongs to the same changelog and is not after ``marker``, without a fill in between.
+
+    A fill deletes the keys that the changelog has. If it has lost records, an older state may have more keys.
+    """
+    return _is_same_changelog(of, marker) and of.start == marker.start and of.offset <= marker.offset
+
+
+def _is_same_changelog(one: Marker, marker: ChangelogMarker) -> TypeGuard[ChangelogMarker]:
+    """Whether a marker certainly belongs to the changelog of another one."""
     same = (marker.topic, marker.topic_id, marker.partition)
-    return marker.topic_id is not None and (of.topic, of.topic_id, of.partition) == same and of.offset <= marker.offset
+    if not isinstance(one, ChangelogMarker) or marker.topic_id is None:
+        return False
+    return (one.topic, one.topic_id, one.partition) == same

@@ -6,13 +6,14 @@ blobs here. An upload that never ended is in no listing, but it costs storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from statemgr.blobs.s3.abilities import Abilities
 from statemgr.blobs.s3.client import Place
 from statemgr.blobs.s3.errors import code_and_status, translated
 from statemgr.blobs.s3.expiry import TTL_TAG, Records
@@ -25,16 +26,16 @@ class S3Administration:
 
     Args:
         ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
-        checks_uploads: whether the server checks uploads.
+        abilities: what the server can do.
     """
 
     #: A listing has no tags and no records.
     listing_tells_ttl = False
 
-    def __init__(self, place: Place, ttl_days: int, checks_uploads: Callable[[], bool]) -> None:
+    def __init__(self, place: Place, ttl_days: int, abilities: Abilities) -> None:
         self._place = place
         self._ttl_days = ttl_days
-        self._checks_uploads = checks_uploads
+        self._abilities = abilities
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
         """Leaves expiry records out. A page of a directory bucket has no order."""
@@ -82,9 +83,12 @@ class S3Administration:
             place.client.abort_multipart_upload(Bucket=place.bucket, Key=key, UploadId=upload.token)
 
     def probe(self) -> Sequence[str]:
+        """Says what the server lacks as far as requests have shown it: make one of each kind before."""
         problems = [self._rule_problem()]
-        if not self._checks_uploads():
+        if not self._abilities.checks_uploads():
             problems.append("note: this server does not check checksums: every upload is read back")
+        if not self._abilities.deletes_many:
+            problems.append("note: this server deletes one object with a request: a clean-up takes one for each blob")
         return [problem for problem in problems if problem]
 
     def fix(self) -> Sequence[str]:
@@ -92,7 +96,7 @@ class S3Administration:
 
         Raises: InvalidError if the server has no lifecycle rules.
         """
-        if self._place.is_directory:
+        if "Tagging" in self._abilities.lacks:
             return ()
         place, days = self._place, self._ttl_days
         rules = self._rules()
@@ -113,14 +117,15 @@ class S3Administration:
         return ("the lifecycle rule is installed",)
 
     def _rule_problem(self) -> str | None:
-        if self._place.is_directory:
-            return "note: directory buckets have no tags: what failed commits leave behind stays until `statemgr gc`"
+        if "Tagging" in self._abilities.lacks:
+            place = "directory buckets have" if self._place.is_directory else "this S3 server has"
+            return f"note: {place} no tags: what failed commits leave behind stays until `statemgr gc --write`"
         try:
             rules = self._rules()
         except InvalidError:
             return (
                 "note: this S3 server has no lifecycle rules: what failed commits leave behind "
-                "stays until `statemgr gc`"
+                "stays until `statemgr gc --write`"
             )
         except AccessDenied as error:
             return f"the bucket's lifecycle rules cannot be read (s3:GetLifecycleConfiguration): {error.message}"

@@ -2,9 +2,11 @@
 
 - :class:`Tags`: the tag ``statemgr-ttl=<days>``, set by a header of the PUT. A lifecycle rule of the bucket expires
   tagged objects, and removing the tag keeps an object for ever.
-- :class:`Records`, for directory buckets (S3 Express One Zone), which have no tags: the days are in the object's own
-  metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was removed. No
-  lifecycle rule sees this, so only ``statemgr gc`` deletes what failed commits left behind.
+- :class:`Records`, for servers without tags and for directory buckets (S3 Express One Zone): the days are in the
+  object's own metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was
+  removed. No lifecycle rule sees this, so only ``statemgr gc`` deletes what failed commits left behind.
+
+Their methods raise ClientError, outside of :func:`~statemgr.blobs.s3.errors.translated`.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from botocore.exceptions import ClientError
+
 from statemgr.blobs.s3.client import Place
-from statemgr.blobs.s3.errors import translated
-from statemgr.errors import MissingBlob, UnavailableError
+from statemgr.blobs.s3.errors import code_and_status
 
 TTL_TAG = "statemgr-ttl"
 
@@ -46,18 +49,17 @@ class Tags:
 
     def days(self, blob_id: str, head: Mapping[str, Any]) -> str | None:
         place = self._place
-        with translated(place.bucket, blob_id):
-            tags = place.client.get_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))["TagSet"]
+        tags = place.client.get_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))["TagSet"]
         return next((tag["Value"] for tag in tags if tag["Key"] == TTL_TAG), None)
 
     def remove(self, blob_id: str) -> None:
         place = self._place
         try:
-            with translated(place.bucket, blob_id):
-                place.client.delete_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))
-        except UnavailableError:
-            # some servers answer 500 for an object that does not exist
-            place.head(blob_id)
+            place.client.delete_object_tagging(Bucket=place.bucket, Key=place.key(blob_id))
+        except ClientError as error:
+            if code_and_status(error)[1] == 500:
+                # some servers answer 500 for an object that does not exist
+                place.head(blob_id)
             raise
 
     def keys(self, blob_id: str) -> Sequence[str]:
@@ -80,16 +82,20 @@ class Records:
             return None
         place = self._place
         try:
-            with translated(place.bucket, blob_id):
-                place.client.head_object(Bucket=place.bucket, Key=self.keys(blob_id)[1])
-        except MissingBlob:
+            place.client.head_object(Bucket=place.bucket, Key=self.keys(blob_id)[1])
+        except ClientError as error:
+            if code_and_status(error)[1] != 404:
+                raise
             return days
         return None
 
     def remove(self, blob_id: str) -> None:
         place = self._place
-        place.head(blob_id)
-        with translated(place.bucket, blob_id):
+        head = place.head(blob_id)
+        if head.get("TagCount"):
+            # the server had tags when the blob was written, and a lifecycle rule may know this one
+            Tags(place).remove(blob_id)
+        if TTL_TAG in head["Metadata"]:
             place.client.put_object(Bucket=place.bucket, Key=self.keys(blob_id)[1], Body=b"", **self._encryption)
 
     def keys(self, blob_id: str) -> Sequence[str]:

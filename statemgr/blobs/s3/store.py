@@ -1,28 +1,28 @@
 """Blobs as objects of an S3 bucket, through boto3. Touches the bucket only, below one prefix.
 
-Every PUT has its CRC-32 and the condition that the name does not exist. Some servers accept a wrong CRC. A process
-finds this out once by sending one, and the verifying decorator then reads every upload back. TTLs are in
-:mod:`statemgr.blobs.s3.expiry`.
+Every PUT has its CRC-32 and the condition that the name does not exist. Servers that lack a part of this get requests
+without it (:mod:`statemgr.blobs.s3.abilities`), and if they accept a wrong CRC, the verifying decorator reads every
+upload back. TTLs are in :mod:`statemgr.blobs.s3.expiry`.
 """
 
 from __future__ import annotations
 
 import base64
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from botocore.exceptions import ClientError
 from zlib_ng import zlib_ng
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
-from statemgr.blobs.names import delete_each, unique_name
+from statemgr.blobs.names import delete_each
+from statemgr.blobs.s3.abilities import Abilities, is_unsupported
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Connections, Place, make_client
 from statemgr.blobs.s3.copying import copy_object
-from statemgr.blobs.s3.errors import DIGEST, code_and_status, of_key, translated
+from statemgr.blobs.s3.errors import code_and_status, of_key, translated
 from statemgr.blobs.s3.expiry import Expiry, Records, Tags
 from statemgr.blobs.s3.reading import LargeReads, S3Reader
 from statemgr.config import JobConfig
@@ -30,14 +30,13 @@ from statemgr.config.units import DAY_MS
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock
 
+T = TypeVar("T")
 #: Keys that S3 takes in one request.
 _MOST_DELETES = 1000
 #: The server has no such request, or refuses it for this object; the caller's own credentials may still read it.
 _CANNOT_COPY = {"NotImplemented", "MethodNotAllowed", "InvalidRequest", "AccessDenied"}
 #: Settings after ``blob.store.s3.`` → the fields of a PUT that ask the server for encryption at rest.
 _ENCRYPTION = {"sse.algorithm": "ServerSideEncryption", "sse.kms.key.id": "SSEKMSKeyId"}
-_CHECKING: dict[tuple[str, str], bool] = {}
-_CHECKING_LOCK = threading.Lock()
 
 
 class S3BlobStore:
@@ -55,37 +54,29 @@ class S3BlobStore:
         self._bucket = place.bucket
         self._connections = Connections(place.client)
         self._large_reads = LargeReads(clock)
-        self._own = own
         self._encryption = encryption
-        self._expiry: Expiry = Records(place, encryption) if place.is_directory else Tags(place)
-        self._conditional = True
-        self._deletes_many = True
-        self.administration = S3Administration(place, ttl_days, lambda: self.checks_uploads)
+        self._abilities = Abilities(place, own, encryption)
+        self._tags, self._records = Tags(place), Records(place, encryption)
+        self.administration = S3Administration(place, ttl_days, self._abilities)
 
     # --- writing ---
 
     @property
     def checks_uploads(self) -> bool:
-        """Tried once per process, endpoint and bucket."""
-        place = (self._client.meta.endpoint_url, self._bucket)
-        with _CHECKING_LOCK:
-            if place not in _CHECKING:
-                _CHECKING[place] = self._refuses_wrong_checksum()
-            return _CHECKING[place]
+        return self._abilities.checks_uploads()
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
-        key = self._place.key(blob_id)
-        extra = {**self._encryption, **(self._expiry.fields(ttl_days) if ttl_days is not None else {})}
+        key, size = self._place.key(blob_id), body_size(body)
         with open_body(body) as stream, translated(self._bucket, blob_id):
-            extra["ChecksumCRC32"] = _crc32(stream)
-            try:
-                self._send(key, stream, body_size(body), extra)
-            except ClientError as error:
-                # only if the server does not support the condition
-                if not self._conditional or code_and_status(error)[0] != "NotImplemented":
-                    raise
-                self._conditional = False
-                self._send(key, stream, body_size(body), extra)
+            known: dict[str, Any] = {"IfNoneMatch": "*", "ChecksumCRC32": _crc32(stream)}
+
+            def send(lacks: frozenset[str]) -> None:
+                stream.seek(0)
+                fields = {name: value for name, value in known.items() if name not in lacks}
+                fields |= {**self._encryption, **self._ttl_fields(ttl_days)}
+                self._client.put_object(Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **fields)
+
+            self._without_what_lacks(send)
 
     def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
         """Within a bucket, by the server. False where it does not check what it stores, or may not copy the object."""
@@ -93,39 +84,37 @@ class S3BlobStore:
             return False
         if source._client.meta.endpoint_url != self._client.meta.endpoint_url:
             return False
-        fields = {**self._expiry.fields(ttl_days), **self._encryption}
+        fields = {**self._ttl_fields(ttl_days), **self._encryption}
         with translated(self._bucket, wanted.blob_id):
             try:
                 copy_object(source._place, wanted.blob_id, wanted.size, self._place, blob_id, fields)
             except ClientError as error:
-                if code_and_status(error)[0] not in _CANNOT_COPY:
+                # a PUT of the blob then finds out whether the server lacks tags
+                if code_and_status(error)[0] not in _CANNOT_COPY and not is_unsupported(error):
                     raise
                 return False
         return True
 
-    def _send(self, key: str, stream: IO[bytes], size: int, extra: Mapping[str, Any]) -> None:
-        stream.seek(0)
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if self._conditional else {}
-        self._client.put_object(Bucket=self._bucket, Key=key, Body=stream, ContentLength=size, **condition, **extra)
+    @property
+    def _expiry(self) -> Expiry:
+        return self._records if "Tagging" in self._abilities.lacks else self._tags
 
-    def _refuses_wrong_checksum(self) -> bool:
-        key = f"{self._place.prefix}{self._own}_statemgr-probe-{unique_name()}"
-        with translated(self._bucket):
-            try:
-                self._client.put_object(
-                    Bucket=self._bucket, Key=key, Body=b"probe", ChecksumCRC32="AAAAAA==", **self._encryption
-                )
-            except ClientError as error:
-                code, status = code_and_status(error)
-                if code in DIGEST or (status == 400 and code == "InvalidRequest"):
-                    return True
-                raise
+    def _ttl_fields(self, ttl_days: int | None) -> Mapping[str, Any]:
+        return {} if ttl_days is None else self._expiry.fields(ttl_days)
+
+    def _without_what_lacks(self, request: Callable[[frozenset[str]], T]) -> T:
+        """Make a request; if the server turns out to lack a part of it, again without this part.
+
+        Raises: ClientError, StatemgrError.
+        """
+        lacks = self._abilities.lacks
         try:
-            with translated(self._bucket):
-                self._client.delete_object(Bucket=self._bucket, Key=key)
-        except AccessDenied:
-            pass  # the job may write but not delete: five bytes stay
-        return False
+            return request(lacks)
+        except ClientError as error:
+            if not is_unsupported(error):
+                raise
+            self._abilities.learn(lacks)
+        return request(self._abilities.lacks)
 
     def delete(self, blob_id: str) -> None:
         failed = self.delete_many([blob_id])
@@ -138,30 +127,33 @@ class S3BlobStore:
         wanted, failed = list(keys), dict[str, StatemgrError]()
         for start in range(0, len(wanted), _MOST_DELETES):
             chunk = wanted[start : start + _MOST_DELETES]
-            if len(chunk) == 1 or not self._delete_together(chunk, keys, failed):
-                failed |= {keys[key]: error for key, error in delete_each(chunk, self._delete_key).items()}
+            left = chunk if len(chunk) == 1 else self._delete_together(chunk, keys, failed)
+            failed |= {keys[key]: error for key, error in delete_each(left, self._delete_key).items()}
         return failed
 
-    def _delete_together(self, chunk: Sequence[str], keys: Mapping[str, str], failed: dict[str, StatemgrError]) -> bool:
-        """Adds to ``failed``. Returns: whether the server has such a request."""
-        if not self._deletes_many:
-            return False
-        with translated(self._bucket):
-            try:
+    def _delete_together(
+        self, chunk: Sequence[str], keys: Mapping[str, str], failed: dict[str, StatemgrError]
+    ) -> Sequence[str]:
+        """Adds to ``failed``. Returns: the keys to delete one by one, because the server refuses such a request."""
+        if not self._abilities.deletes_many:
+            return chunk
+        try:
+            with translated(self._bucket):
                 answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in chunk], "Quiet": True}
                 )
-            except ClientError as error:
-                if code_and_status(error)[0] not in ("NotImplemented", "MethodNotAllowed"):
-                    raise
-                self._deletes_many = False
-                return False
+        except (InvalidError, AccessDenied) as refusal:
+            # servers refuse this request in many ways (no Content-MD5, another signature): one delete tells
+            self._delete_key(chunk[0])
+            if _is_about_many(refusal.__cause__):
+                self._abilities.deletes_one_by_one()
+            return chunk[1:]
         for problem in answer.get("Errors", ()):
             blob_id = keys[problem["Key"]]
             meaning = of_key(problem.get("Code", ""), problem.get("Message", ""), self._bucket, blob_id)
             if not isinstance(meaning, MissingBlob):
                 failed[blob_id] = meaning
-        return True
+        return ()
 
     def _delete_key(self, key: str) -> None:
         try:
@@ -171,7 +163,9 @@ class S3BlobStore:
             pass  # S3 itself answers 204, others 404
 
     def remove_ttl(self, blob_id: str) -> None:
-        self._expiry.remove(blob_id)
+        self._place.key(blob_id)
+        with translated(self._bucket, blob_id):
+            self._without_what_lacks(lambda _: self._expiry.remove(blob_id))
 
     # --- reading ---
 
@@ -208,7 +202,8 @@ class S3BlobStore:
     def stat(self, blob_id: str) -> BlobInfo:
         """A TTL begins when the blob is written."""
         head = self._place.head(blob_id)
-        days = self._expiry.days(blob_id, head)
+        with translated(self._bucket, blob_id):
+            days = self._without_what_lacks(lambda _: self._expiry.days(blob_id, head))
         try:
             size, modified_ms = head["ContentLength"], int(head["LastModified"].timestamp() * 1000)
         except KeyError as error:
@@ -218,12 +213,22 @@ class S3BlobStore:
             ) from error  # fmt: skip
         if days is None:
             return BlobInfo(blob_id, size, modified_ms)
-        return BlobInfo(blob_id, size, modified_ms, modified_ms + int(days) * DAY_MS if days.isdigit() else -1)
+        return BlobInfo(
+            blob_id, size, modified_ms, modified_ms + int(days) * DAY_MS if days.isascii() and days.isdigit() else -1
+        )
 
     def close(self) -> None:
         self._connections.break_off()
         self._large_reads.close()
         self._client.close()
+
+
+def _is_about_many(cause: BaseException | None) -> bool:
+    """Whether an answer refuses to delete many objects with one request, and not only these objects or now."""
+    if not isinstance(cause, ClientError):
+        return False
+    code = code_and_status(cause)[0]
+    return is_unsupported(cause) or code == "MethodNotAllowed" or "md5" in str(cause).lower()
 
 
 def _crc32(stream: IO[bytes]) -> str:

@@ -5,7 +5,8 @@ It depends on these facts about rocksdict:
 - Every open must name the column families, or their options are lost.
 - Anything that refers to the database (an iterator, even an exhausted one) keeps its LOCK after ``close``.
 - ``close`` after ``cancel_all_background`` raises "Shutdown in progress" although it has closed the database.
-- Errors are plain ``Exception`` with RocksDB's status as their text (``Corruption: …``, ``IO error: …``).
+- Errors are plain ``Exception`` with RocksDB's status as their text (``Corruption: …``, ``IO error: …``). Those of
+  rocksdict's own use of files are ``OSError`` without ``errno``, and their text ends in ``(os error 28)``.
 - rocksdict's item iterators end silently at a corrupt block, so scans use the raw iterator and ask for its status.
 """
 
@@ -45,6 +46,8 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
 
 def is_vendors(error: Exception) -> bool:
     """Whether rocksdict raised the error. Errors of an iterator of changes are not translated."""
+    if type(error) is OSError:
+        return error.errno is None and "(os error " in str(error)
     return type(error) is Exception or isinstance(error, DbClosedError) or _NOT_BYTES in str(error)
 
 

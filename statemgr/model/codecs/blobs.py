@@ -8,7 +8,7 @@ from __future__ import annotations
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptRecord, InvalidError
 from statemgr.model.chain import MAX_CHAIN_SIZE, SegmentChain
 from statemgr.model.codecs.generic import Codec, Refuse
-from statemgr.model.codecs.shapes import SHAPES
+from statemgr.model.codecs.special_types import SHAPES
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.snapshot import MAX_INDEX_SIZE, SnapshotIndex
 

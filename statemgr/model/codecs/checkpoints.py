@@ -17,7 +17,7 @@ from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointKey, CheckpointRecord, Layout
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of, task_alone
 from statemgr.model.codecs.generic import Codec, Refuse
-from statemgr.model.codecs.shapes import SHAPES, changelog_marker
+from statemgr.model.codecs.special_types import SHAPES, changelog_marker
 from statemgr.model.hashing import checksum
 
 #: Bytes of a checksum at the end of a version 2 key, and of a version 2 value.

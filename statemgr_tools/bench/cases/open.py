@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from statemgr.config import JobConfig
-from statemgr.flows.checkpoint_records import send_records, sequences
+from statemgr.flows.committing.checkpoint_records import send_records, sequences
 from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.local.clock import SystemClock

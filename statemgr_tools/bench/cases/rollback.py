@@ -13,7 +13,7 @@ from pathlib import Path
 from statemgr import StateManager
 from statemgr.config import JobConfig
 from statemgr.engine import open_attempt
-from statemgr.flows.checkpoint_records import send_records
+from statemgr.flows.committing.checkpoint_records import send_records
 from statemgr.ids import CheckpointId
 from statemgr.local.clock import SystemClock
 from statemgr.model.checkpoint import CheckpointRecord

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rocksdict import Rdict, WriteBatch
 
-from statemgr.engine.store import Store
 from statemgr.local.rocksdb import options as rocksdb_options
+from statemgr.stores.store import Store
 from statemgr_tools.bench import records
 from statemgr_tools.bench.measure import Series, interleaved, seconds
 from statemgr_tools.bench.operations import open_at

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from statemgr.cli.java import find_java
+from statemgr.terminal.find_java import find_java
 from statemgr_tools.bench import records
 from statemgr_tools.bench.addresses import S3Address
 from statemgr_tools.bench.peers.peer import Peer

@@ -1,0 +1,92 @@
+"""``statemgr explain``: prints what the installed documentation says about a kind of error, or about a fault of a job.
+
+The pages ``errors.md`` and ``runbook.md`` come with the package, so that an explanation needs no network.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from statemgr import errors
+from statemgr.errors import InvalidError, MissingError, StatemgrError
+
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+
+
+@click.command("explain")
+@click.argument("topic", nargs=-1)
+def command(topic: tuple[str, ...]) -> None:
+    """Explain a kind of error (`UnavailableError`) or a fault of a job (`broker gone`). Without TOPIC, list both."""
+    if not topic:
+        for page in ("errors", "runbook"):
+            click.echo("\n".join(sections(page)))
+        return
+    asked = anchor(" ".join(topic))
+    known = {anchor(title): text for page in ("errors", "runbook") for title, text in sections(page).items()}
+    if asked not in known:
+        near = get_close_matches(asked, known, n=1)
+        raise InvalidError(
+            f"there is no page about {' '.join(topic)!r}",
+            hint=f"did you mean `statemgr explain {near[0]}`?" if near else "`statemgr explain` lists what there is",
+        )
+    _print(known[asked])
+
+
+def see(error: StatemgrError) -> str:
+    """Return where an error's kind is explained: the published site that the package's metadata names, or a command."""
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    site = documentation()
+    return f"{site.rstrip('/')}/errors#{anchor(kind)}" if site else f"statemgr explain {kind}"
+
+
+def documentation() -> str | None:
+    """Return the address of the published documentation. None if the metadata of the package names none."""
+    from importlib import metadata
+
+    try:
+        addresses = metadata.metadata("statemgr").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return None
+    return dict(text.split(", ", 1) for text in addresses).get("Documentation")
+
+
+@cache
+def page(name: str) -> str:
+    """Return the text of a page. Raises: MissingError if the package was not installed as a whole."""
+    package = Path(str(resources.files("statemgr")))
+    for place in (package / "_docs", package.parent / "docs"):
+        if (place / f"{name}.md").is_file():
+            return (place / f"{name}.md").read_text(encoding="utf-8")
+    raise MissingError(f"the page {name}.md is not installed", hint="install statemgr again")
+
+
+def sections(name: str) -> dict[str, str]:
+    """Return title → text, with the title, of each section of a page."""
+    text = page(name)
+    starts = [*_HEADING.finditer(text)]
+    ends = [*(found.start() for found in starts[1:]), len(text)]
+    return {found[1]: text[found.start() : end].strip() for found, end in zip(starts, ends, strict=True)}
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a section, as it is in links: ``broker-gone``."""
+    return title.strip().lower().replace(" ", "-")
+
+
+def _print(text: str) -> None:
+    """Print Markdown: laid out on a terminal, as it is elsewhere."""
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    from rich.markdown import Markdown
+
+    from statemgr.terminal.output import console
+
+    console().print(Markdown(text))

@@ -1,0 +1,261 @@
+"""Clean-up: after an acknowledged publish, and again at every opening. Idempotent; its failure does not fail a commit.
+
+Steps:
+
+1. remove the TTL of exactly the blobs that the published checkpoint added; a failure stays outstanding and is retried.
+   This also shows that each of them still exists
+2. delete the blobs that carried changes to the publisher, and the attachments of evicted checkpoints
+3. delete the blobs that only evicted checkpoints referenced, and their index last
+
+If step 1 keeps failing, commits fail in the end (:meth:`CleanUp.retry_ttls`), because published blobs would expire. If
+steps 2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from statemgr.config.units import DAY_MS
+from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
+from statemgr.flows.opening.repair import Damage
+from statemgr.logs import counted
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
+from statemgr.model.commit import PreparedCommit
+from statemgr.model.record_size import MOST_OUTSTANDING
+from statemgr.phases import Phase, announce
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class CleanUp:
+    """Cleans up after the publishes of one task.
+
+    Attributes:
+        damage: the damage of the current checkpoint's backups.
+        lost_blobs: whether blobs of the newest commit were gone when it was published.
+    """
+
+    def __init__(self, services: Services, task: str, log: CheckpointLog) -> None:
+        self._services = services
+        self._topic = log
+        self._task = task
+        #: blob → time (epoch milliseconds) since which its TTL could not be removed
+        self._outstanding: dict[str, int] = {}
+        self.damage = Damage(task)
+        #: markers of the current checkpoint that are not checked yet: a dead owner may have left their blobs with a TTL
+        self._unread: list[tuple[str, str, Marker]] = []
+        self.lost_blobs = False
+        self._skipped: set[str] = set()
+
+    @property
+    def outstanding(self) -> tuple[OutstandingTtl, ...]:
+        """Published blobs that still have a TTL. The next checkpoint lists them."""
+        return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
+
+    @property
+    def count_outstanding(self) -> int:
+        """The number of :attr:`outstanding`. Any thread may ask."""
+        return len(self._outstanding)
+
+    def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
+        """Finish the clean-up of an owner that died; ``delete``: also step 3. :meth:`retry_ttls` retries failures."""
+        if record is None:
+            return
+        current = record.current
+        self.damage.suspect()
+        self._outstanding = {o.blob_id: o.since_ms for o in current.outstanding_ttl}
+        markers = current.state_checkpoint_markers
+        self._unread = [(factory, *found) for factory, of_store in markers.items() for found in of_store.items()]
+        now = self._now_ms()
+        for attachment in current.attachments:
+            if attachment.blob:
+                self._outstanding.setdefault(attachment.blob.blob_id, now)
+        try:
+            self._read_added()
+            self._remove_ttls(())
+        except StatemgrError as error:
+            log.warning(
+                "%s: the TTL of published blobs could not be removed; the next commit tries again: %s",
+                self._task,
+                error,
+            )
+        if delete:
+            self._delete_evicted((), record)
+        announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
+
+    def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
+        """Clean up after one acknowledged publish. Does not raise if a store fails; the failure is retried."""
+        announce(Phase.REMOVE_TTL, self._task, self._services.config.job_key)
+        self.lost_blobs = False
+        try:
+            self.lost_blobs = bool(self._remove_ttls(_referenced(commit)) & set(_referenced(commit)))
+        except StatemgrError as error:
+            now = self._now_ms()
+            self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
+            log.warning("%s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
+        announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
+        evicted, kept = _evicted(before, record), set(_attached(record.checkpoints))
+        self._delete([*_transport(commit), *(blob for blob in _attached(evicted) if blob not in kept)])
+        self._delete_evicted(evicted, record)
+        announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
+
+    def retry_ttls(self) -> None:
+        """Before a commit: try again to remove outstanding TTLs.
+
+        Raises: RetryableError if a TTL has been outstanding for a third of its time, if there are so many that the
+        record would grow too large, or if the additions of a dead owner's last commit cannot be read yet.
+        """
+        self._read_added()
+        self._remove_ttls(())
+        if not self._outstanding:
+            return
+        blob, since = min(self._outstanding.items(), key=lambda item: item[1])
+        age_ms = self._now_ms() - since
+        if age_ms > self._services.config.ttl_days * DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
+            raise RetryableError(
+                f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
+                hint="allow this user to delete object tags (s3:DeleteObjectTagging); otherwise the blobs expire",
+                job=self._services.config.job_name,
+                task=self._task,
+                blob=blob,
+            )
+
+    def _skip_unreachable(self, factory: str, error: ConfigError) -> None:
+        """Skip a backend that the job no longer uses and cannot reach. Raises: the error, for any other backend."""
+        if factory in self._services.factories:
+            raise error
+        if factory not in self._skipped:
+            self._skipped.add(factory)
+            what = "%s: the job no longer uses %s, and its state there was not deleted: %s"
+            log.warning(what, self._task, factory, error)
+
+    # --- step 1 --------------------------------------------------------------------------------------------------
+
+    def _read_added(self) -> None:
+        """Remove the TTLs of the blobs that the last commit of a dead owner added, marker by marker."""
+        while self._unread:
+            factory, store, marker = self._unread[-1]
+            added: Sequence[str] = ()
+            try:
+                manager = self._services.backup_manager(factory)
+                added = manager.added_blobs(self._services.identity(self._task, store), marker)
+            except (MissingError, CorruptError) as error:
+                self._damaged(factory, store, error)
+            except ConfigError as error:
+                self._skip_unreachable(factory, error)
+            if self._remove_ttls(added) & set(added):
+                self._damaged(factory, store, "it has lost blobs")
+            self._unread.pop()
+
+    def _damaged(self, factory: str, store: str, why: object) -> None:
+        config = self._services.config.stores.get(store)
+        if config is not None and factory in config.backup_factories:
+            self.damage.found(factory, store, why)
+        else:
+            what = "%s: the state in %s that store %s no longer uses is damaged: %s"
+            log.warning(what, self._task, factory, store, why)
+
+    def _remove_ttls(self, added: Iterable[str]) -> set[str]:
+        """Remove TTLs. Returns: the blobs that do not exist."""
+        wanted = list(dict.fromkeys([*self._outstanding, *added]))
+        if not wanted or self._services.config.blob_uri is None:
+            return set()
+        failed = self._services.transfer().remove_ttl_all(wanted)
+        now = self._now_ms()
+        kept, gone = {}, set()
+        for blob, error in failed.items():
+            if isinstance(error, MissingBlob):
+                log.warning("%s: %s disappeared before its TTL was removed", self._task, blob)
+                gone.add(blob)
+                self.damage.suspect()
+                continue
+            kept[blob] = self._outstanding.get(blob, now)
+            what = "%s: the TTL of %s could not be removed; the next commit tries again: %s"
+            log.warning(what, self._task, blob, error)
+        self._outstanding = kept
+        return gone
+
+    def _now_ms(self) -> int:
+        return self._services.clock.time_ns() // 1_000_000
+
+    # --- steps 2 and 3 -------------------------------------------------------------------------------------------
+
+    def _delete(self, blobs: Sequence[str]) -> None:
+        if not blobs:
+            return
+        try:
+            for blob, error in self._services.transfer().delete_all(list(blobs)).items():
+                log.warning("%s: could not delete %s: %s", self._task, blob, error)
+        except StatemgrError as error:
+            log.warning("%s: could not delete %s: %s", self._task, counted(len(blobs), "blob"), error)
+
+    def _delete_evicted(self, evicted: Sequence[Checkpoint], record: CheckpointRecord) -> None:
+        stores: dict[str, set[str]] = {}
+        for checkpoint in (*evicted, *record.checkpoints):
+            for factory, of_store in checkpoint.state_checkpoint_markers.items():
+                stores.setdefault(factory, set()).update(of_store)
+        for factory, names in sorted(stores.items()):
+            gone = {store: _markers(evicted, factory, store) for store in sorted(names)}
+            retained = {store: _markers(record.checkpoints, factory, store) for store in sorted(names)}
+            try:
+                manager = self._services.backup_manager(factory)
+            except ConfigError as error:
+                self._skip_unreachable(factory, error)
+                continue
+            self._try(factory, manager.clean_up_all, self._services.identity(self._task, ""), gone, retained)
+            self._try(factory, manager.release_shared, self._topic.read)
+
+    def _try(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
+        try:
+            clean_up(*args)
+        except ConfigError as error:
+            self._skip_unreachable(factory, error)
+        except (MissingError, CorruptError) as error:
+            log.warning("%s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
+            self.damage.suspect()
+        except StatemgrError as error:
+            log.warning("%s: a clean-up in %s failed: %s", self._task, factory, error)
+
+
+def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> list[Marker]:
+    found = [c.marker(factory, store) for c in checkpoints]
+    return list(dict.fromkeys(m for m in found if m is not None))
+
+
+def _evicted(before: CheckpointRecord | None, record: CheckpointRecord) -> list[Checkpoint]:
+    kept = {c.checkpoint_id for c in record.checkpoints}
+    return [c for c in (before.checkpoints if before else ()) if c.checkpoint_id not in kept]
+
+
+def _attached(checkpoints: Iterable[Checkpoint]) -> list[str]:
+    return [a.blob.blob_id for checkpoint in checkpoints for a in checkpoint.attachments if a.blob]
+
+
+def _transport(commit: PreparedCommit) -> list[str]:
+    """The blobs that carried changes to the publisher. Nothing refers to them after the publish."""
+    return [
+        changes.blob.blob_id
+        for store in commit.stores.values()
+        for changes in store.changes.values()
+        if changes.blob is not None
+    ]
+
+
+def _referenced(commit: PreparedCommit) -> list[str]:
+    """The blobs that the commit added and that its checkpoint refers to."""
+    transport = set(_transport(commit))
+    return [blob for blob in commit.added_blobs if blob not in transport]
+
+
+def taken_over(services: Services, log: CheckpointLog, record: CheckpointRecord) -> CleanUp:
+    """The clean-up of a task whose next checkpoint does not come from its owner. Removes the TTLs that a dead owner has
+    left on blobs of the current checkpoint: the next opening will not, because it looks only at the checkpoint that is
+    current then. Raises: RetryableError.
+    """
+    clean_up = CleanUp(services, record.task, log)
+    clean_up.at_open(record, delete=False)
+    clean_up.retry_ttls()
+    return clean_up

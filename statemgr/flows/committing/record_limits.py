@@ -1,0 +1,124 @@
+"""Refuses a job whose checkpoint records could get too large, at its start instead of at a later commit. No I/O.
+
+It encodes the records once with the largest possible values, with the real codec.
+"""
+
+from __future__ import annotations
+
+from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import ConfigError, InvalidError
+from statemgr.ids import CheckpointId, task_name
+from statemgr.model import codecs
+from statemgr.model.chain import ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import (
+    MOST_HOST,
+    MOST_KEPT,
+    Attachment,
+    BlobMarker,
+    BlobRef,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    Layout,
+    Marker,
+    OutstandingTtl,
+    Owner,
+)
+from statemgr.model.checkpoint_records import Inputs
+from statemgr.model.record_size import (
+    MOST_OUTSTANDING,
+    MOST_RECORD,
+    inline_attachments_limit,
+    inline_chain_limit,
+    most_partitions,
+)
+
+_ATTEMPT = "1700000000000-0123456789abcdef"
+_MOST = 2**62
+#: Bytes that a request adds to a record.
+_AROUND = 1024
+
+
+def check_config(config: JobConfig) -> None:
+    """Raises: ConfigError if a task's record could get too large for the topic or for the producer."""
+    size = sum(map(len, codecs.encode_record(_largest(config))[0]))
+    if size > MOST_RECORD:
+        raise ConfigError(
+            f"the checkpoint record of a task with {len(config.stores)} stores may need {size} bytes, "
+            f"but the limit is {MOST_RECORD}",
+            hint="use fewer stores (stores.<name>.*), or shorter names of stores and topics",
+            key="stores",
+        )
+    for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
+        if key in config.values and int(str(config.values[key])) < MOST_RECORD + _AROUND:
+            raise ConfigError(
+                f"{key} is {config.values[key]}, but a checkpoint record may need {MOST_RECORD + _AROUND}",
+                hint="raise it, or remove the key",
+                key=key,
+            )
+
+
+def check_inputs(config: JobConfig, inputs: Inputs) -> None:
+    """Raises: InvalidError if the job has too many input partitions for a record, whatever their offsets are."""
+    most = most_partitions(_settings_size(config))
+    if len(inputs.offsets) > most:
+        raise InvalidError(
+            f"the input has {len(inputs.offsets)} partitions, but the job record of a checkpoint has room for {most}",
+            hint="split the job, or use input topics with fewer partitions (task.inputs)",
+            job=config.job_name,
+            key="task.inputs",
+        )
+
+
+def _settings_size(config: JobConfig) -> int:
+    return sum(
+        2 * (len(name) + 2 + sum(len(f) + 2 for f in (*store.backup_factories, *store.restore_factories))) + 64
+        for name, store in config.stores.items()
+    )
+
+
+def _largest(config: JobConfig) -> CheckpointRecord:
+    """A task's record with the largest possible value in every field."""
+    task = task_name(config.tasks - 1)
+    prefix = f"{config.job_name}/{config.job_id}/{task}"
+    markers: dict[str, dict[str, Marker]] = {}
+    for name, store in config.stores.items():
+        for factory in store.backup_factories:
+            markers.setdefault(factory, {})[name] = _marker(config, factory, name, f"{prefix}/{name}")
+    longest = max((len(name) for name in config.stores), default=0)
+    blob = f"{prefix}/{'s' * longest}/{_ATTEMPT}/000000000.sst.00000"
+    checkpoint = Checkpoint(
+        checkpoint_id=CheckpointId(1_700_000_000_000, 0),
+        sequence=_MOST,
+        epoch=_MOST,
+        input_offsets={f"{topic}-{config.tasks - 1}": _MOST for topic in config.inputs},
+        stores={name: f"{_ATTEMPT}-{name}" for name in config.stores},
+        state_checkpoint_markers=markers,
+        backup_factories={name: store.backup_factories for name, store in config.stores.items()},
+        restore_factories={name: store.restore_factories for name, store in config.stores.items()},
+        attachments=(Attachment("output", inline=bytes(inline_attachments_limit(1))),),
+        outstanding_ttl=(OutstandingTtl(blob, _MOST),) * MOST_OUTSTANDING,
+        kept=(str(CheckpointId(1_700_000_000_000, 0)),) * MOST_KEPT,
+        owner=Owner("h" * MOST_HOST, _MOST, "v" * MOST_HOST),
+        serdes={
+            name: (store.key_serde, store.value_label(store.value_serde + " v00000"))
+            for name, store in config.stores.items()
+        },
+    )
+    layout = Layout(1, config.tasks, "p" * 200)
+    return CheckpointRecord(config.job_name, config.job_id, task, layout, (checkpoint,))
+
+
+def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
+    if factory == KAFKA_CHANGELOG:
+        topic = config.stores[store].changelog_topic
+        return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST, _MOST)
+    index = BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST)
+    snapshot = ChainSnapshot(index, f"{_ATTEMPT}-{store}", _MOST)
+    # a chain without segments is inline whatever its size
+    chain = SegmentChain(
+        config.job_name, config.job_id, task_name(config.tasks - 1), store, snapshot.state_id, _ATTEMPT, _ATTEMPT,
+        _MOST, snapshot, added=(index.blob_id,),
+    )  # fmt: skip
+    return BlobMarker(inline=bytes(max(len(codecs.encode_chain(chain)), inline_chain_limit(len(config.stores), 1))))

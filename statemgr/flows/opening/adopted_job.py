@@ -1,0 +1,105 @@
+"""After an adoption: has the old job gone on? Writes nothing.
+
+Nobody can fence the old job, because nothing is written to its topics. If somebody starts it again, it processes the
+same input as the new job. So the adoption records where the old job was, and the first opening of each task compares.
+This is all that the core knows of ``statemgr adopt``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
+
+from statemgr.errors import AccessDenied, MissingError, PermissionNeeded
+from statemgr.ids import task_index
+from statemgr.kafka.metadata import TopicMetadata
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.jobs.adopted_job import AdoptedJob
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
+
+log = logging.getLogger(__name__)
+#: The sequence number of an adoption's checkpoints: they are the first ones of the job.
+FIRST = 1
+#: What an old job has done: the partition of an input whose offset has moved (None: a topic that only the old job
+#: writes has grown), and the end of a sentence about it.
+Step = tuple[int | None, str]
+
+
+def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
+    """What the old job has done since its adoption.
+
+    The new job may be in the old one's consumer group. Then its own commits move the offsets, too.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    now: Mapping[str, int] = {}
+    if adopted.group is not None:
+        with suppress(MissingError):  # somebody deleted the old job
+            now = metadata.committed(adopted.group)
+    moved: list[Step] = [
+        (_partition(source), f"the old job has gone on to offset {offset} of {source}")
+        for source, offset in sorted(now.items())
+        if offset != adopted.committed.get(source)
+    ]
+    there = metadata.describe(sorted({place.rpartition("-")[0] for place in adopted.ends}))
+    for place, end in sorted(adopted.ends.items()):
+        topic, number = place.rpartition("-")[0], _partition(place)
+        if topic in there and number < len(there[topic].partitions) and metadata.bounds(topic, number)[1] > end:
+            moved.append((None, f"the old job has written to {place}"))
+    return moved
+
+
+def certain(moved: Sequence[Step], tasks: Collection[int]) -> str | None:
+    """The first of :func:`gone_on` that the old job has certainly done, if ``tasks`` have not committed since."""
+    return next((text for partition, text in moved if partition is None or partition in tasks), None)
+
+
+def title(adopted: AdoptedJob) -> str:
+    """The old job, for a message."""
+    return f"job {adopted.job} ({adopted.origin})" if adopted.job is not None else f"changelogs ({adopted.origin})"
+
+
+def _partition(place: str) -> int:
+    return int(place.rpartition("-")[2])
+
+
+class OldJobWatch:
+    """Looks whether the old job has gone on, when tasks are opened first. Safe to use from many threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock = threading.Lock()
+        self._moved: Sequence[Step] | None = None
+
+    def check(self, topic: CheckpointLog, task: str, checkpoint: Checkpoint | None, *, allowed: bool) -> None:
+        """Look once in a process, unless the task has committed since its adoption, or it is ``allowed``.
+
+        Raises: PermissionNeeded if the old job has gone on; UnavailableError.
+        """
+        adopted = topic.adopted()
+        if adopted is None or allowed or checkpoint is None or checkpoint.sequence != FIRST:
+            return
+        with self._lock:
+            if self._moved is None:
+                self._moved = self._look(adopted)
+            problem = certain(self._moved, {task_index(task)})
+        if problem is not None:
+            raise PermissionNeeded(
+                f"since this job was adopted from {title(adopted)}, {problem}: both would process the same input",
+                hint="stop the old job, and adopt its newer state: delete the new job's topics, or set another "
+                "job.name. Or begin at the adopted offsets all the same: `statemgr permit --allow-repeated-input`, or "
+                "open the job once with allow_repeated_input=True",
+                job=self._services.config.job_name,
+                task=task,
+            )
+
+    def _look(self, adopted: AdoptedJob) -> Sequence[Step]:
+        with closing(TopicMetadata(self._services.config, self._services.clock)) as metadata:
+            try:
+                return gone_on(metadata, adopted)
+            except AccessDenied as error:
+                log.warning("whether %s has gone on since its adoption is unknown: %s", title(adopted), error)
+                return ()

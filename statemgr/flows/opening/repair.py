@@ -1,0 +1,204 @@
+"""Repair: an extra commit that makes damaged backups of the current checkpoint again.
+
+Steps:
+
+1. an opening, a clean-up, a publish, a background snapshot or :mod:`statemgr.flows.upkeep` meets a lost or altered blob
+   or changelog, and reports it to :class:`Damage`: as *found* if a store's backup in one backend is certainly damaged,
+   as *suspected* if something only looks wrong or could not be read
+2. after a suspicion, :func:`find_damage` looks at every blob that the current checkpoint refers to
+3. :func:`prepare_repair` restores the damaged stores exactly as published, from the local copy or from any backend that
+   has them
+4. it fills the damaged backends from these stores, as a commit does; all other markers stay
+5. it returns a prepared commit of the same state and the same input offsets (``publish`` is the next flow)
+
+The restored stores are private copies: they have none of the task's later writes, and the task's own stores stay
+untouched. If a commit comes first, it makes the damaged backups again instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from statemgr.errors import CorruptError, MissingBlob, MissingError, OpeningCancelled
+from statemgr.flows.committing.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.opening.restore import StoreRestore, restore_task
+from statemgr.flows.upkeep import lost_targets
+from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
+from statemgr.model.commit import PreparedCommit, PreparedStore
+from statemgr.services import Services
+
+log = logging.getLogger(__name__)
+
+
+class Damage:
+    """The known damage of one task's current checkpoint. Safe to use from many threads."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+        self._pairs: dict[tuple[str, str], None] = {}
+        self._suspicions = self._answered = 0
+        self._changed: Callable[[], None] = lambda: None
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call ``changed``, from any thread, when there is something to check or to repair; now if there already is."""
+        self._changed = changed
+        if self.pairs or self.suspicion is not None:
+            changed()
+
+    @property
+    def pairs(self) -> Refill:
+        """(factory, store) pairs whose backup must be made again."""
+        with self._lock:
+            return frozenset(self._pairs)
+
+    @property
+    def suspicion(self) -> int | None:
+        """The number of the suspicion to pass to :meth:`checked`; None if nothing is suspected."""
+        with self._lock:
+            return self._suspicions if self._suspicions > self._answered else None
+
+    def suspect(self) -> None:
+        """Note that something may be wrong, so that everything is checked."""
+        with self._lock:
+            self._suspicions += 1
+        self._changed()
+
+    def found(self, factory: str, store: str, why: object) -> None:
+        """Note that a store's backup of the current checkpoint is damaged, and log why."""
+        with self._lock:
+            if (factory, store) in self._pairs:
+                return
+            self._pairs[factory, store] = None
+        what = "%s: the backup of %s in %s is damaged; the next commit makes it again: %s"
+        log.error(what, self._task, store, factory, why)
+        self._changed()
+
+    def checked(self, suspicion: int, found: Mapping[tuple[str, str], str]) -> None:
+        """Note that everything was checked since a suspicion."""
+        with self._lock:
+            self._answered = max(self._answered, suspicion)
+        for (factory, store), why in found.items():
+            self.found(factory, store, why)
+
+    def note(self, restored: Iterable[StoreRestore]) -> None:
+        """Note the damage that a restore met."""
+        for one in restored:
+            for factory in one.damaged:
+                self.found(factory, one.store, one.reasons.get(factory, "it could not be restored"))
+            if one.unreachable:
+                self.suspect()
+
+    def repaired(self, pairs: Collection[tuple[str, str]]) -> None:
+        """Note that a checkpoint with new backups of these pairs was published."""
+        with self._lock:
+            for pair in pairs:
+                self._pairs.pop(pair, None)
+
+
+def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+    """Check that everything exists that a restore from the checkpoint needs, in all backends of the job.
+
+    Costs a GET for each index that this process has not read yet, a HEAD for each blob, and three requests for all
+    changelogs.
+
+    Returns: (factory, store) → what is missing or corrupt.
+    Raises: RetryableError, AccessDenied: something could not be checked.
+    """
+    found = dict(lost_targets(services, checkpoint))
+    needed: dict[str, list[tuple[str, str]]] = {}
+    for name, store in services.config.stores.items():
+        for factory in store.backup_factories:
+            marker, manager = checkpoint.marker(factory, name), services.backup_manager(factory)
+            if marker is None:
+                continue
+            try:
+                for blob_id in manager.referenced_blobs(services.identity(task, name), marker) or ():
+                    needed.setdefault(blob_id, []).append((factory, name))
+            except (MissingError, CorruptError) as error:
+                found[factory, name] = str(error)
+    for blob_id, problem in (services.transfer().absent(needed) if needed else {}).items():
+        if not isinstance(problem, MissingBlob):
+            raise problem
+        found |= dict.fromkeys(needed[blob_id], f"{blob_id} is missing")
+    return found
+
+
+class GivesWay(OpeningCancelled):
+    """A repair stopped because a commit or a close waits. It is tried again later if it is still needed."""
+
+
+def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
+    """The attachments of a repeated checkpoint, with the sequence number under which they were made."""
+    if checkpoint.batch is None and not checkpoint.attachments:
+        return ()
+    if any(attachment.name == SEQUENCE for attachment in checkpoint.attachments):
+        return checkpoint.attachments
+    return (*checkpoint.attachments, Attachment(SEQUENCE, inline=str(checkpoint.sequence).encode()))
+
+
+def can_repair(services: Services, record: CheckpointRecord) -> bool:
+    """Whether the checkpoint lists exactly the job's stores; if not, the next commit makes the backups again."""
+    durable = {store for store, is_durable in services.durable.items() if is_durable}
+    return set(record.current.stores) == durable
+
+
+def prepare_repair(
+    services: Services,
+    record: CheckpointRecord,
+    base: CommitBase,
+    *,
+    attachments: tuple[Attachment, ...] = (),
+    check: Callable[[], None] = lambda: None,
+) -> tuple[CommitBase, PreparedCommit]:
+    """Steps 3 to 5, for the backups in ``base.refill``.
+
+    Args:
+        attachments: the attachments of the repeated checkpoint.
+        check: called now and then; an exception from it ends the repair.
+
+    Returns: the base, with damage that was found meanwhile, and the commit.
+    Raises: MissingState, CorruptError if nothing can supply a store; RetryableError, AccessDenied, DiskFull.
+    """
+    checkpoint, task = record.current, record.task
+    carried, refill = carried_stores(services, base, record)
+    damaged = {store for _, store in refill}
+    with ExitStack() as closing:
+        older = record.checkpoints[1:]
+        stores, restored = restore_task(  # 3
+            services, task, checkpoint, older=older, only=damaged, progress=lambda *_: check()
+        )
+        for store in stores.values():
+            closing.callback(store.close)
+        refill |= {(factory, one.store) for one in restored for factory in one.damaged}
+        base = replace(base, refill=refill)
+        frozen = freeze(services, stores, base, checkpoint.input_offsets)  # 4
+        prepared = prepare(services, stores, frozen, portable=False, attachments=attachments, check=check)
+    kept = {name: found for name, found in carried.items() if name not in stores}
+    all_stores = {**kept, **prepared.stores}
+    return base, replace(prepared, stores=all_stores, input_topic_ids=checkpoint.input_topic_ids)  # 5
+
+
+def carried_stores(
+    services: Services, base: CommitBase, record: CheckpointRecord
+) -> tuple[Mapping[str, PreparedStore], frozenset[tuple[str, str]]]:
+    """The checkpoint's stores with their valid markers, and the pairs to fill, including those without a valid one."""
+    refill = set(base.refill)
+    carried = {}
+    for name, state_id in record.current.stores.items():
+        markers: dict[str, Marker] = {}
+        for factory in services.config.stores[name].backup_factories:
+            marker = base.marker(factory, name)
+            if marker is None:
+                continue
+            kept = services.backup_manager(factory).carry(services.identity(record.task, name), marker)
+            if kept is None:
+                refill.add((factory, name))
+            else:
+                markers[factory] = kept
+        carried[name] = PreparedStore(state_id, markers, {})
+    return carried, frozenset(refill)

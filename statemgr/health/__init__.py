@@ -1,0 +1,1 @@
+"""How a job is: its tasks, their stages and backups, and what is wrong."""

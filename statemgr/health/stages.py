@@ -1,0 +1,142 @@
+"""Migration: where the stores of a job are on the way from changelogs to blobs, and what their backends hold.
+
+Reads only; fences nobody. :mod:`statemgr.model.jobs.stages` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.changelog.restore import ChangelogRestore
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.errors import ConfigError, CorruptError, MissingError
+from statemgr.flows.offers import why_useless
+from statemgr.ids import task_index
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, CheckpointRecord
+from statemgr.model.jobs.offers import Offer, OfferKey
+from statemgr.model.jobs.stages import BackendPosition, StorePosition, position_of, stage_of
+from statemgr.services import Services
+
+_AT_ONCE = 16
+#: Offsets at the end of a changelog whose records tell the average size.
+_SAMPLE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a backend holds of one store of one task, by its newest marker.
+
+    ``size``: bytes, of a changelog estimated from its newest records; None if nobody can say. ``taken_ms``: the time of
+    the checkpoint (epoch milliseconds). ``problem``: why the backend could not be asked.
+    """
+
+    size: int | None = None
+    taken_ms: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """One store of one task, and factory → what that backend holds.
+
+    ``offer``: a first snapshot that waits until the owner opens the task with ``blob-store``.
+    """
+
+    position: StorePosition
+    held: Mapping[str, Held] = field(default_factory=dict)
+    offer: Offer | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the largest known copy."""
+        return max((held.size or 0 for held in self.held.values()), default=0)
+
+
+def positions(
+    services: Services, records: Iterable[CheckpointRecord], stores: Sequence[str] = ()
+) -> list[StorePosition]:
+    """Every store (of ``stores``, if any) of every record, in order."""
+    found = []
+    for record in records:
+        for name in sorted(record.current.stores):
+            config = services.config.stores.get(name)
+            if not stores or name in stores:
+                asked = stage_of(config.backup_factories, config.restore_factories) if config is not None else None
+                found.append(position_of(record, name, asked))
+    return found
+
+
+def survey(
+    services: Services, found: Sequence[StorePosition], offers: Mapping[OfferKey, Offer] | None = None
+) -> list[StoreStatus]:
+    """Ask the backends what they hold. ``offers``: all that are on the topic.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    averages: dict[str, float] = {}
+    for position in found:
+        if position.store not in averages and (average := _record_size(services, position)) is not None:
+            averages[position.store] = average
+    catalogue = Catalogue(services.transfer)
+
+    def ask(position: StorePosition) -> StoreStatus:
+        average = averages.get(position.store, 0.0)
+        held = {one.factory: _held(services, catalogue, position, one, average) for one in position.backends}
+        return StoreStatus(position, held, _waiting(services, position, offers or {}))
+
+    with services.executors.pool("survey", _AT_ONCE) as pool:
+        return list(pool.map(ask, found))
+
+
+def _held(
+    services: Services, catalogue: Catalogue, position: StorePosition, backend: BackendPosition, average: float
+) -> Held:
+    if backend.newest is None:
+        return Held()
+    taken_ms = backend.newest.published_ms or backend.newest.checkpoint_id.millis
+    marker = backend.newest.marker(backend.factory, position.store)
+    try:
+        if isinstance(marker, ChangelogMarker):
+            start = ChangelogRestore(services).start(marker)
+            return Held(round((marker.offset - start) * average), taken_ms)
+        if isinstance(marker, BlobMarker):
+            identity = services.identity(position.record.task, position.store)
+            chain = catalogue.chain(identity, marker)
+            snapshot = catalogue.index(identity, chain.snapshot.index).root.size
+            return Held(snapshot + sum(segment.size for segment in chain.segments), taken_ms)
+    except (MissingError, CorruptError, ConfigError) as error:
+        return Held(None, taken_ms, error.message)
+    return Held(None, taken_ms)
+
+
+def _waiting(services: Services, position: StorePosition, offers: Mapping[OfferKey, Offer]) -> Offer | None:
+    """The offer that the owner of a store without a snapshot would adopt: the one that expires last."""
+    record = position.record
+    if record.current.marker(BLOB_STORE, position.store) is not None:
+        return None
+    of_store = (record.layout.generation, record.task, position.store)
+    waiting = [
+        offer
+        for key, offer in offers.items()
+        if (key.layout_generation, key.task, key.store) == of_store
+        and why_useless(services, key, offer, record) is None
+    ]
+    return max(waiting, key=lambda offer: offer.expires_ms, default=None)
+
+
+def _record_size(services: Services, position: StorePosition) -> float | None:
+    """Average bytes of an offset at the end of a store's changelog; None if it has none that is known here."""
+    marker = position.record.current.marker(KAFKA_CHANGELOG, position.store)
+    if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(position.record.task):
+        return None
+    try:
+        low, high = services.changelog().bounds(marker.topic, marker.partition)
+        start, end = max(low, marker.offset - _SAMPLE), min(high, marker.offset)
+        if start >= end:
+            return None
+        size = sum(batch.size for batch in services.changelog().changes(marker.topic, marker.partition, start, end))
+    except (MissingError, CorruptError):
+        return None
+    return size / (end - start)

@@ -1,0 +1,1 @@
+"""A schema registry: its client, its answers, and the schemas that it has."""

@@ -1,0 +1,1 @@
+"""What the checkpoint topic says of a whole job, besides its checkpoints. Pure."""

@@ -1,0 +1,9 @@
+"""Copy: clone the state of a job at a checkpoint into a new job.
+
+It promises a job with the same keys and its own blobs and changelogs. The source is only read. Copied blobs have TTLs
+until the new job's first checkpoints are published, in one transaction (``copy.py`` has the steps).
+"""
+
+COMMANDS = {
+    "copy": ("command:command", "Copy the state of the job at a checkpoint into a new job."),
+}

@@ -1,0 +1,195 @@
+"""Looks at a job that is to be copied, and at the new job, and describes the copy. Changes nothing.
+
+Steps:
+
+1. choose the checkpoint of each task (``rollback.find_targets``), and check that the new job's configuration suits it
+2. check that the new job has no state: no checkpoint, no published blob, no published state on this machine, and no
+   records in its changelogs
+3. describe the copy of each chain in ``blob-store``; every other backend of the new job is filled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from statemgr.backends.blobs.branches import StoreCopy, plan_copy
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.changelog.fill_guard import count_records
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMismatch, MissingError, MissingState
+from statemgr.flows.committing.commit import Refill
+from statemgr.flows.opening.opening_checks import was_published_here
+from statemgr.flows.rollback import find_targets
+from statemgr.ids import task_index, task_name
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.operations.copy.blobs import published_blob
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
+
+
+@dataclass(frozen=True)
+class TaskCopy:
+    """One task's copy. ``stores``: store → how its blobs are copied. ``filled``: what is written again."""
+
+    record: CheckpointRecord
+    checkpoint: Checkpoint
+    stores: Mapping[str, StoreCopy]
+    filled: Refill
+
+
+def look(
+    source: Services, target: Services, records: Mapping[str, CheckpointRecord], log: CheckpointLog, ids: Sequence[str]
+) -> list[TaskCopy]:
+    """What a copy would do, task by task.
+
+    Args:
+        records: the source's newest records.
+        log: the checkpoint topic of the new job.
+        ids: the checkpoints to copy: one that all tasks retain, or one for each task. Empty: the current ones.
+
+    Raises: MissingState if a checkpoint is not retained; ConfigError, LayoutMismatch if the configuration does not
+        suit; InvalidError if the new job has state; RetryableError, AccessDenied.
+    """
+    chosen = _chosen(source, records, ids)  # 1
+    _check_config(source, target, records, chosen)
+    check_new(target, log, only_settled=True)  # 2
+    catalogue = Catalogue(source.transfer)
+    return [_planned(source, target, catalogue, records[task], one) for task, one in chosen.items()]  # 3
+
+
+def _chosen(source: Services, records: Mapping[str, CheckpointRecord], ids: Sequence[str]) -> Mapping[str, Checkpoint]:
+    if not records:
+        raise MissingState(
+            "the job has no checkpoint to copy",
+            hint="check job.name, job.id and task.checkpoint.topic",
+            job=source.config.job_name,
+        )
+    tasks = sorted(records, key=task_index)
+    return find_targets(records, tasks, ids) if ids else {task: records[task].current for task in tasks}
+
+
+def _check_config(
+    source: Services, target: Services, records: Mapping[str, CheckpointRecord], chosen: Mapping[str, Checkpoint]
+) -> None:
+    if source.config.job_key == target.config.job_key and _brokers(source) & _brokers(target):
+        raise ConfigError(
+            "the job to copy to has the name and the ID of the job itself, on the same brokers",
+            hint="set another job.name or job.id: the copy would fence the job, which may be running",
+            key="job.name",
+        )
+    tasks = next(iter(records.values())).layout.tasks or source.config.tasks
+    if target.config.tasks != tasks:
+        raise LayoutMismatch(
+            f"the job has {tasks} tasks, but the job to copy to has {target.config.tasks}",
+            hint=f"set job.tasks = {tasks} in the configuration of the new job: a key belongs to the same task there",
+            job=target.config.job_name,
+        )
+    durable = {name for name, is_durable in target.durable.items() if is_durable}
+    for task, checkpoint in chosen.items():
+        if set(checkpoint.stores) != durable:
+            raise ConfigError(
+                f"checkpoint {checkpoint.checkpoint_id} has the stores {_listed(checkpoint.stores)}, but the job to "
+                f"copy to backs up {_listed(durable)}",
+                hint="configure the same stores in the new job; add or remove stores after the copy",
+                key="stores",
+                task=task,
+            )
+    for name in sorted(durable):
+        if name not in source.config.stores:
+            raise ConfigError(
+                f"the configuration of the source has no store {name!r}",
+                hint="configure the stores of the checkpoint",
+                key="stores",
+            )
+        if source.config.stores[name].type != target.config.stores[name].type:
+            raise ConfigError(
+                f"store {name!r} is of the type {source.config.stores[name].type!r} in the source, and of the type "
+                f"{target.config.stores[name].type!r} in the new job",
+                hint="a copy keeps the type: set the same one",
+                key=f"stores.{name}.type",
+            )
+
+
+def _brokers(services: Services) -> set[str]:
+    return {broker.strip() for broker in str(services.config.kafka_client("admin")["bootstrap.servers"]).split(",")}
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "(none)"
+
+
+def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[TaskCopy]) -> None:
+    """Check that the source still retains what is copied; otherwise its blobs may be gone. Raises: MissingState."""
+    for one in tasks:
+        record, checkpoint_id = records.get(one.record.task), str(one.checkpoint.checkpoint_id)
+        if record is None or record.find(checkpoint_id) is None:
+            raise MissingState(
+                f"the job has dropped checkpoint {checkpoint_id} of {one.record.task} while it was copied",
+                hint="run the command again; `statemgr checkpoints tag ID --keep` keeps a checkpoint for a long copy",
+                task=one.record.task,
+            )
+
+
+def check_new(target: Services, log: CheckpointLog, *, only_settled: bool) -> None:
+    """Check that the job has no state.
+
+    Args:
+        only_settled: wait for no open transaction. A copy that was killed may have left one, which ends when the next
+            copy fences it.
+
+    Raises: InvalidError; RetryableError, AccessDenied.
+    """
+    sign = _sign_of_state(target, log, only_settled)
+    if sign is not None:
+        raise InvalidError(
+            f"the job to copy to is not new: {sign}",
+            hint="copy to a job that has never run: set job.name, or job.id",
+            job=target.config.job_name,
+        )
+
+
+def _sign_of_state(target: Services, log: CheckpointLog, only_settled: bool) -> str | None:
+    config = target.config
+    try:
+        for task, record in sorted(log.read(only_settled=only_settled).items()):
+            return f"{task} has checkpoint {record.current.checkpoint_id}"
+    except MissingState:
+        pass  # the topic is new
+    for task in map(task_name, range(config.tasks)):
+        if was_published_here(target, task):
+            return f"this machine has published state of {task}"
+    blob = published_blob(target)
+    if blob is not None:
+        return f"the blob store has the published blob {blob.blob_id}"
+    for store in config.stores.values():
+        if KAFKA_CHANGELOG not in (*store.backup_factories, *store.restore_factories):
+            continue
+        for partition in range(config.tasks):
+            try:
+                start, end = target.changelog().bounds(store.changelog_topic, partition)
+                if only_settled:
+                    end = target.changelog().settled_end(store.changelog_topic, partition)
+            except MissingState:
+                break  # the topic is new
+            count = count_records(target.changelog(), store.changelog_topic, partition, start, end)
+            if count is not None:
+                return f"the changelog {store.changelog_topic} has {count} records in partition {partition}"
+    return None
+
+
+def _planned(
+    source: Services, target: Services, catalogue: Catalogue, record: CheckpointRecord, checkpoint: Checkpoint
+) -> TaskCopy:
+    task, stores, filled = record.task, dict[str, StoreCopy](), set[tuple[str, str]]()
+    for name in sorted(checkpoint.stores):
+        for factory in target.config.stores[name].backup_factories:
+            marker = checkpoint.marker(BLOB_STORE, name) if factory == BLOB_STORE else None
+            if marker is None:
+                filled.add((factory, name))
+                continue
+            try:
+                stores[name] = plan_copy(catalogue, source.identity(task, name), target.identity(task, name), marker)
+            except (MissingError, CorruptError):
+                filled.add((factory, name))
+    return TaskCopy(record, checkpoint, stores, frozenset(filled))

@@ -1,0 +1,223 @@
+"""Finds the blobs that the retained checkpoints of a job need, from the checkpoint topic. Reads only; fences nobody.
+
+It also spares the blobs of offers (:mod:`statemgr.flows.offers`), which it reads first: if an offer is adopted
+meanwhile, a checkpoint that is read later needs them.
+
+Steps of :func:`find_needed_blobs`, for one task after another:
+
+1. note every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
+2. if an index or a chain cannot be read, read the topic again
+3. if the checkpoint is still retained, its blob is lost, and that ends the search
+4. if the checkpoint is no longer retained, it needs nothing: skip it
+5. if it was the newest one, continue at 1 with the record that was just read; after many rounds leave the task's blobs
+   alone
+
+The layouts that a rescale has replaced need their blobs too, until garbage collection collects them.
+
+Why step 4 misses nothing, whatever the job publishes meanwhile:
+
+- An owner deletes the blobs of a checkpoint only after the publish that evicts it was acknowledged. So reading the
+  topic after a blob was missing distinguishes the two cases. If the topic still names the checkpoint, the blob is lost
+  (step 3). If it does not, no restore will ask for the checkpoint.
+- A checkpoint that is published after the search began refers to two kinds of blobs. *Young* blobs were uploaded less
+  than half the shortest grace period before the publish (:mod:`statemgr.flows.committing.grace_period`), so garbage
+  collection keeps them. The others are *old*. Each commit continues the checkpoint before it, and no later commit
+  refers to a blob that a commit has dropped: blob names are unique, and the next diff is against the commit that
+  dropped it. So the checkpoints that refer to a blob follow one another without a gap. An old blob that a later
+  checkpoint needs was therefore needed by the newest checkpoint of every record that the search has read. That is why
+  it must read the newest checkpoint, and why that is enough (step 5).
+
+Memory: one dictionary entry of about 250 bytes per needed blob (4 MB for a state of 1 TiB in parts of 64 MiB), and
+nothing for garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
+from statemgr.flows.offers import expired_offers, offered_blobs
+from statemgr.ids import CheckpointId, task_name, task_path
+from statemgr.model.checkpoint import CheckpointRecord, Marker
+from statemgr.model.jobs.offers import OfferKey
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
+
+#: Times that the topic is read again for a task whose newest index was deleted before it could be read.
+_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """One store's marker in a retained checkpoint."""
+
+    task: str
+    store: str
+    factory: str
+    marker: Marker
+    checkpoint_id: CheckpointId
+
+
+@dataclass
+class NeededBlobs:
+    """Blobs to keep.
+
+    Attributes:
+        needed: blob → time of the oldest retained checkpoint that needs it (epoch milliseconds by its owner's clock).
+        spared: blobs that a checkpoint names although no restore needs them, and those of offers.
+        expired: offers of first snapshots that nobody can adopt any more.
+        unknown: prefixes of blobs of which nobody can say whether they are needed.
+        busy: tasks among those, whose owners published faster than an index could be read.
+    """
+
+    needed: dict[str, int] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
+    expired: tuple[OfferKey, ...] = ()
+    unknown: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+
+    def __contains__(self, blob_id: object) -> bool:
+        return blob_id in self.needed or blob_id in self.spared
+
+    def add(self, blob_id: str, taken_ms: int) -> None:
+        """Note that a checkpoint of this time needs a blob."""
+        self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
+
+
+def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) -> NeededBlobs:
+    """The blobs that any retained checkpoint of any task references, and perhaps some that one referenced meanwhile.
+
+    Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
+        retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that cannot list its
+        blobs.
+    """
+    records = _read(services, log, allow_no_checkpoints)
+    found = NeededBlobs()
+    offers = log.offers()
+    found.expired = tuple(expired_offers(services, offers))
+    found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
+    found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
+    for retired in log.retired():
+        _add_retired(services, log, retired.layout.generation, found)
+    # the tasks of the layout without a record: they are new, or their records were lost
+    tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
+    unknown = [*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy]
+    if unknown:
+        job = f"{services.config.job_name}/{services.config.job_id}/"
+        # they may have segments in blobs that several tasks share
+        found.unknown = (*(f"{job}{task_path(task)}/" for task in unknown), f"{job}_segments/")
+    return found
+
+
+def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:
+    try:
+        records = log.read()
+    except MissingState:
+        if not allow_no_checkpoints:
+            raise
+        records = {}
+    if not records and not allow_no_checkpoints:
+        raise PermissionNeeded(
+            "the job has no checkpoint: all its blobs would be deleted",
+            hint="check kafka.bootstrap.servers, task.checkpoint.topic, job.name and job.id; to delete the blobs of a "
+            "job that nobody needs any more, use `statemgr gc --allow-no-checkpoints --write`",
+            job=services.config.job_name,
+            topic=services.config.checkpoint_topic,
+        )
+    return records
+
+
+def _add_retired(services: Services, log: CheckpointLog, generation: int, found: NeededBlobs) -> None:
+    """Add the blobs of a layout that a rescale has replaced. No owner publishes in it any more.
+
+    Its last output was delivered before the next layout went on, which deletes it like its own. Raises: MissingBlob,
+    CorruptBlob for a blob that it has lost, if the layout was not brought back or collected meanwhile.
+    """
+    try:
+        for record in log.read(generation=generation).values():
+            for need in _needs(record, found, with_output=False):
+                for blob_id in _referenced(services, need):
+                    found.add(blob_id, need.checkpoint_id.millis)
+    except (MissingError, CorruptError):
+        log.read(())
+        if any(retired.layout.generation == generation for retired in log.retired()):
+            raise
+
+
+def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, found: NeededBlobs) -> bool:
+    """Add the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
+
+    Raises: MissingBlob, CorruptBlob for a blob that a retained checkpoint has lost.
+    """
+    read: set[_Need] = set()
+    missed: set[_Need] = set()
+    for _ in range(_ROUNDS):
+        failed: set[_Need] = set()
+        for need in _needs(record, found):  # 1
+            if need in read:
+                continue
+            try:
+                blob_ids = list(_referenced(services, need))
+            except (MissingError, CorruptError) as error:
+                error.with_where(task=need.task, store=need.store)
+                if need in missed:
+                    raise  # 3
+                failed.add(need)
+                continue
+            read.add(need)
+            for blob_id in blob_ids:
+                found.add(blob_id, need.checkpoint_id.millis)
+        if not failed:
+            return True
+        newest = record.current.checkpoint_id
+        record = _read_again(services, log, record.task)  # 2
+        missed = failed & set(_needs(record, found))
+        if not missed and all(need.checkpoint_id != newest for need in failed):
+            return True  # 4
+    return False
+
+
+def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = True) -> list[_Need]:
+    """The markers of the retained checkpoints, newest first. Also adds the blobs that a record itself names."""
+    needs: list[_Need] = []
+    for checkpoint in record.checkpoints:
+        for factory, of_store in checkpoint.state_checkpoint_markers.items():
+            needs += [
+                _Need(record.task, store, factory, marker, checkpoint.checkpoint_id)
+                for store, marker in of_store.items()
+            ]
+        for attachment in checkpoint.attachments:
+            if attachment.blob is not None and with_output:
+                found.add(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
+            elif attachment.blob is not None:
+                found.spared.add(attachment.blob.blob_id)
+        found.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
+    return needs
+
+
+def _read_again(services: Services, log: CheckpointLog, task: str) -> CheckpointRecord:
+    record = log.read([task]).get(task)
+    if record is None:
+        raise MissingState(
+            "the checkpoint topic lost the record of a task while it was read",
+            hint="find out what deletes records from the topic",
+            job=services.config.job_name,
+            task=task,
+            topic=services.config.checkpoint_topic,
+        )
+    return record
+
+
+def _referenced(services: Services, need: _Need) -> Iterable[str]:
+    manager = services.backup_manager(need.factory)
+    found = manager.referenced_blobs(services.identity(need.task, need.store), need.marker)
+    if found is None:
+        raise InvalidError(
+            f"the backend {need.factory} does not say which blobs it needs: nothing can be deleted",
+            hint="have the method referenced_blobs of its backup manager return their names",
+            job=services.config.job_name,
+            task=need.task,
+            store=need.store,
+        )
+    return found

@@ -1,0 +1,237 @@
+"""What must hold before a job moves to another stage. Each is tried; nothing that is published changes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemgr.backends.changelog.fill_guard import unexplained
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.errors import MissingError, RetryableError, StatemgrError
+from statemgr.health.checks import Report, Status, check_blobs, check_brokers
+from statemgr.health.stages import StoreStatus, survey
+from statemgr.health.verify_blobs import verify_blobs
+from statemgr.ids import task_index
+from statemgr.logs import counted
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
+from statemgr.model.jobs.stages import Stage, Step, StorePosition
+from statemgr.ports import Progress
+from statemgr.reader import JobReader
+from statemgr.services import Services
+
+_PROBE_SIZE = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Precondition:
+    """One precondition. ``fix``: what to do if it is not met."""
+
+    name: str
+    met: bool
+    detail: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class FirstCommits:
+    """What the first commits in the new stage write to a backend that is switched on.
+
+    ``size``: bytes. ``seconds``: how long that takes at the speed of a trial; None if no speed is known. ``offered``:
+    how many stores write nothing, because an offer of a first snapshot waits for them.
+    """
+
+    size: int
+    seconds: float | None
+    offered: int
+
+
+def check(
+    services: Services,
+    reader: JobReader,
+    step: Step,
+    positions: Sequence[StorePosition],
+    records: Sequence[CheckpointRecord],
+    trials: int,
+    progress: Progress,
+) -> tuple[list[Precondition], FirstCommits | None]:
+    """Every precondition of a step; and what its first commits write, if it switches a backend on.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    found = survey(services, positions, reader.offers())
+    forward = step.target > step.stage
+    switched_on = step.target in (Stage.DUAL_COMMIT, Stage.BLOBS_FIRST) and step.stage in (Stage.CHANGELOG, Stage.BLOBS)
+    conditions = [
+        _complete(services, records),
+        _settled(step, positions, forward),
+        _restorable(services, step, positions),
+    ]
+    if KAFKA_CHANGELOG in step.target.backup:
+        conditions.append(_own_changelogs(services, reader, positions))
+    if not switched_on:
+        needed = BLOB_STORE if forward else KAFKA_CHANGELOG
+        conditions.append(newest_markers(positions, needed))
+        conditions += _trials(reader, found, needed, trials, progress)
+    if step.stage is not Stage.CHANGELOG and services.config.get("blob.store.uri") is not None:
+        conditions.append(_blobs(services, reader, progress))
+    conditions += _rights(services)
+    if not switched_on:
+        return conditions, None
+    filled = [one for one in found if one.offer is None or not forward]
+    amount = sum(one.size for one in filled)
+    seconds = _upload_seconds(services, amount) if forward else None
+    return conditions, FirstCommits(amount, seconds, len(found) - len(filled))
+
+
+def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precondition:
+    tasks = services.config.tasks
+    detail = f"{len(records)} of {tasks} tasks have one"
+    return Precondition("checkpoints", len(records) == tasks, detail, "wait until every task has committed")
+
+
+def _settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Precondition:
+    """No store is between stages. On the way back from stage 4 they may be: it was interrupted."""
+    others = [one for one in positions if one.stage is None]
+    if others:
+        fix = "move one store at a time with --store"
+        return Precondition("stage", False, f"store {others[0].store} uses other backends", fix)
+    allowed = {step.stage} if forward and not step.written else {step.stage, step.target}
+    elsewhere = [one for one in positions if one.stage not in allowed]
+    stages = sorted({int(one.stage or 0) for one in positions})
+    if not elsewhere:
+        return Precondition("stage", True, f"all stores are in stage {' or '.join(map(str, stages))}")
+    one = next((one for one in elsewhere if one.stage != one.configured), elsewhere[0])
+    detail = f"{one.record.task} / {one.store} is in stage {one.stage}, not {step.stage.value}"
+    if one.stage != one.configured:
+        fix = "restart the job with its configuration, and wait with `statemgr migrate advance --wait`"
+        return Precondition("stage", False, detail, fix)
+    moved = sorted({other.store for other in positions if other.stage is step.stage})
+    fix = "move the stores of one stage at a time: use `statemgr migrate " + ("advance" if forward else "rollback")
+    options = " ".join(f"--store {name}" for name in moved)
+    return Precondition("stage", False, f"{detail}, and the configuration keeps it there", f"{fix} {options}`")
+
+
+def _restorable(services: Services, step: Step, positions: Sequence[StorePosition]) -> Precondition:
+    """The first opening in the next stage has something to restore from."""
+    stores = services.config.stores
+    without = []
+    for one in positions:
+        listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
+        if all(one.record.current.marker(factory, one.store) is None for factory in listed):
+            without.append(one)
+    if not without:
+        return Precondition("restore", True, "a backend of the next restore list has every store")
+    first = without[0]
+    has = sorted(name for name, of in first.record.current.state_checkpoint_markers.items() if first.store in of)
+    return Precondition(
+        "restore",
+        False,
+        f"no backend of the next restore list has {first.record.task} / {first.store}",
+        f"add {' or '.join(has)} to task.restore.factories until every task has committed in the new stage",
+    )
+
+
+def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[StorePosition]) -> Precondition:
+    """The next opening is allowed to write to the changelogs. Those that the checkpoints name are the job's own."""
+    permitted = {permit.task for permit in reader.permits() if permit.permissions.overwrite_changelog}
+    for one in positions:
+        current, store = one.record.current, services.config.stores.get(one.store)
+        if store is None or one.record.task in permitted:
+            continue
+        topic, marker = store.changelog_topic, current.marker(KAFKA_CHANGELOG, one.store)
+        if isinstance(marker, ChangelogMarker) and marker.topic == topic:
+            continue
+        try:
+            retired = current.retired_changelogs.get(one.store, ())
+            count = unexplained(services.changelog(), topic, task_index(one.record.task), retired)
+        except MissingError:
+            continue  # the opening creates the topic
+        if count is not None:
+            detail = f"{topic} has {count} records that this job did not write"
+            fix = f"correct stores.{one.store}.changelog.topic; to delete the records, use `statemgr permit "
+            return Precondition("changelogs", False, detail, fix + "--overwrite-changelog`")
+    return Precondition("changelogs", True, "no changelog has records that this job did not write")
+
+
+def newest_markers(positions: Sequence[StorePosition], factory: str) -> Precondition:
+    """A backend has the newest checkpoint of every store."""
+    without = [one for one in positions if one.record.current.marker(factory, one.store) is None]
+    detail = f"{factory} has the newest checkpoint of every task"
+    fix = "wait until every task has committed"
+    if without:
+        stores = counted(len(without), "store")
+        detail = f"{factory} lacks the newest checkpoint of {stores}, such as {without[0].record.task}"
+    if factory == BLOB_STORE:
+        fix += "; if the state is too large for one commit, run `statemgr materialize`, and restart the job"
+    return Precondition("markers", not without, detail, fix)
+
+
+def _trials(
+    reader: JobReader, found: Sequence[StoreStatus], factory: str, trials: int, progress: Progress
+) -> Iterator[Precondition]:
+    """Restore the largest tasks from the backend that the next stage restores from."""
+    sizes: dict[str, int] = {}
+    stores: dict[str, list[str]] = {}
+    for one in found:
+        task = one.position.record.task
+        sizes[task] = sizes.get(task, 0) + one.size
+        stores.setdefault(task, []).append(one.position.store)
+    for task in sorted(sizes, key=lambda name: -sizes[name])[:trials]:
+        with tempfile.TemporaryDirectory(prefix="statemgr-trial-") as directory:
+            name, into = f"restore of {task} from {factory}", Path(directory) / "restored"
+            try:
+                restored = reader.restore(task, into, None, stores[task], [factory], progress)
+            except StatemgrError as error:
+                if isinstance(error, RetryableError):
+                    raise
+                yield Precondition(name, False, error.message, error.hint)
+            else:
+                seconds = sum(one.seconds for one in restored)
+                fetched = sum(one.bytes_fetched for one in restored)
+                yield Precondition(name, True, f"{fetched:,} bytes in {seconds:.1f} s")
+
+
+def _blobs(services: Services, reader: JobReader, progress: Progress) -> Precondition:
+    found = verify_blobs(services, reader.records, (), 0.0, progress)
+    if found.damaged:
+        fix = "use `statemgr snapshots verify` to see all of them"
+        return Precondition("blobs", False, f"{found.damaged[0].blob_id}: {found.damaged[0].problem}", fix)
+    if found.expiring:
+        detail = f"{counted(len(found.expiring), 'blob')} with a TTL, such as {found.expiring[0].blob_id}"
+        return Precondition("blobs", False, detail, "use `statemgr gc --fix --write` to remove it")
+    return Precondition("blobs", True, f"all {found.blobs} blobs are there, and none has a TTL")
+
+
+def _rights(services: Services) -> Iterator[Precondition]:
+    """Every kind of request that a job makes to the brokers and to the blob store is tried."""
+    kafka, blobs = Report(), Report()
+    check_brokers(kafka, services.config)
+    if services.config.get("blob.store.uri") is None:
+        blobs.problem("blobs", "blob.store.uri is not set", "set blob.store.uri")
+    else:
+        check_blobs(blobs, services.config, fix=False)
+    for name, report in (("Kafka", kafka), ("blob store", blobs)):
+        problem = next((one for one in report.findings if one.status is Status.PROBLEM), None)
+        if problem is None:
+            yield Precondition(name, True, "every kind of request was allowed")
+        else:
+            yield Precondition(name, False, f"{problem.check}: {problem.detail}", problem.fix)
+
+
+def _upload_seconds(services: Services, amount: int) -> float | None:
+    """An estimate of the time of an upload, from a trial upload of 8 MiB. The job uploads in parallel, which is usually
+    faster."""
+    if services.config.get("blob.store.uri") is None:
+        return None
+    blob_id = f"{services.config.job_key}/_doctor/{services.ids.attempt_id()}"
+    try:
+        started = services.clock.monotonic()
+        services.blobs().put(blob_id, os.urandom(_PROBE_SIZE), ttl_days=services.config.ttl_days)
+        seconds = services.clock.monotonic() - started
+        services.blobs().delete(blob_id)
+    except StatemgrError:
+        return None  # the check of the rights says why
+    return amount / _PROBE_SIZE * seconds

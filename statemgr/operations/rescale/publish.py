@@ -1,0 +1,85 @@
+"""What a rescale and the way back share when they publish the first checkpoints of a layout, in one transaction that
+also retires the current one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from statemgr.errors import FencedError
+from statemgr.model.checkpoint import CheckpointRecord, Layout
+from statemgr.model.jobs.adopted_job import AdoptedJob
+from statemgr.model.jobs.layouts import RetiredLayout
+from statemgr.model.jobs.offers import Offer, OfferKey
+from statemgr.model.jobs.permissions import Permit
+from statemgr.ports import CheckpointLog
+from statemgr.services import Services
+
+
+def retiring(services: Services, layout: Layout) -> tuple[bytes, bytes]:
+    """The record, key and value, that retires a layout now."""
+    config, now_ms = services.config, services.clock.time_ns() // 1_000_000
+    made = RetiredLayout(config.job_name, config.job_id, layout, now_ms)
+    return made.key, made.value
+
+
+def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
+    """The highest sequence number of the current checkpoints."""
+    return max(record.current.sequence for record in records.values())
+
+
+class OfLayout:
+    """Implements ``ports.CheckpointLog`` for the owner that publishes a new layout.
+
+    Args:
+        layout: the layout to come.
+        unpublished: the records that its tasks continue, until it is published.
+        current: the records of the current layout. If they change, there is another owner.
+    """
+
+    def __init__(
+        self,
+        log: CheckpointLog,
+        layout: Layout,
+        unpublished: Mapping[str, CheckpointRecord],
+        current: Mapping[str, CheckpointRecord],
+    ) -> None:
+        self._log, self._layout, self._unpublished, self._current = log, layout, unpublished, current
+
+    def read(
+        self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
+    ) -> Mapping[str, CheckpointRecord]:
+        """Also raises: FencedError if the current layout has other checkpoints, or another layout is."""
+        found = self._log.read(None, only_settled=only_settled, generation=generation)
+        if {record.layout.generation for record in found.values()} != {self._layout.generation}:
+            ids = {task: str(record.current.checkpoint_id) for task, record in found.items()}
+            if ids != {task: str(record.current.checkpoint_id) for task, record in self._current.items()}:
+                raise FencedError("another owner has published a checkpoint in the meantime", hint="run it again")
+            found = self._unpublished
+        return {task: record for task, record in found.items() if tasks is None or task in tasks}
+
+    def retired(self) -> Sequence[RetiredLayout]:
+        return self._log.retired()
+
+    def record_keys(self, generation: int) -> Sequence[bytes]:
+        return self._log.record_keys(generation)
+
+    def permits(self) -> Sequence[Permit]:
+        return self._log.permits()
+
+    def offers(self) -> Mapping[OfferKey, Offer]:
+        return {}
+
+    def adopted(self) -> AdoptedJob | None:
+        return self._log.adopted()
+
+    def job_records(self) -> Collection[int]:
+        return ()
+
+    def begin_check(self) -> Callable[[int], None]:
+        return self._log.begin_check()
+
+    def ends_at(self, end: int) -> bool:
+        return self._log.ends_at(end)
+
+    def was_truncated(self) -> bool:
+        return self._log.was_truncated()

@@ -1,0 +1,170 @@
+"""Goes back from a rescale: makes the layout before it current again, while garbage collection has not collected it.
+
+Steps:
+
+1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
+2. fence the job
+3. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
+   and kept checkpoints; delete its old records, and retire the layout that was current
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import MissingBlob, MissingState
+from statemgr.flows.committing.clean_up import taken_over
+from statemgr.flows.committing.commit import CommitBase
+from statemgr.flows.committing.publish import publish_now
+from statemgr.flows.opening.open_job import JobTopics, guard_targets
+from statemgr.flows.opening.repair import repeated_attachments
+from statemgr.flows.owner import Owner
+from statemgr.flows.published import Published, common_batch, common_serdes
+from statemgr.flows.replaced_layouts import find_layout
+from statemgr.flows.rollback import plan_rollback, prepare_rollback
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
+from statemgr.model.commit import PreparedCommit
+from statemgr.model.jobs.layouts import RetiredLayout
+from statemgr.model.jobs.permissions import NO_PERMISSIONS
+from statemgr.operations.rescale.plan import changelog_key, topic_of_generation
+from statemgr.operations.rescale.publish import OfLayout, newest_sequence, retiring
+from statemgr.ports import CheckpointLog, Progress
+from statemgr.services import Services
+
+_PARALLELISM = 8
+
+
+@dataclass(frozen=True)
+class UndoPlan:
+    """The layout to go back to, the records of its tasks, and those of the current layout."""
+
+    config: JobConfig
+    retired: RetiredLayout
+    records: Mapping[str, CheckpointRecord]
+    current: Mapping[str, CheckpointRecord]
+
+    @property
+    def after(self) -> Layout:
+        """The layout to come."""
+        return replace(self.retired.layout, generation=self.before.generation + 1)
+
+    @property
+    def before(self) -> Layout:
+        """The current layout."""
+        return next(iter(self.current.values())).layout
+
+    @property
+    def targets(self) -> Mapping[str, Checkpoint]:
+        """Task → its last checkpoint."""
+        return {task: record.current for task, record in self.records.items()}
+
+    @property
+    def changes(self) -> Mapping[str, int | str]:
+        """Configuration key → its new value."""
+        found: dict[str, int | str] = {"job.tasks": self.retired.layout.tasks}
+        for store, config in self.config.stores.items():
+            if config.durable:
+                markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
+                used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
+                new = topic_of_generation(store, config.changelog_topic, self.after.generation)
+                found[changelog_key(store)] = used or new
+        return found
+
+    @property
+    def new_config(self) -> JobConfig:
+        """The configuration of the layout to come."""
+        return JobConfig.from_mapping(self.config.to_mapping(), self.changes)
+
+
+def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None = None) -> UndoPlan:
+    """Find the layout to go back to.
+
+    Args:
+        checkpoint_id: one that the layout retains; None for the layout that was current before.
+
+    Raises: MissingState if there is none, or garbage collection has collected it.
+    """
+    current = log.read()
+    if not current or not log.retired():
+        raise MissingState(
+            "the checkpoint topic has no earlier layout of the job",
+            hint="only the layout before a rescale can be brought back, until `statemgr gc` collects it; use "
+            "`statemgr rescale --tasks` instead",
+            job=config.job_name,
+        )
+    found = find_layout(log, checkpoint_id)
+    if found is None:
+        raise MissingState(
+            f"no earlier layout of the job retains checkpoint {checkpoint_id}",
+            hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
+            job=config.job_name,
+        )
+    return UndoPlan(config, *found, current)
+
+
+def undo(
+    services: Services,
+    log: CheckpointLog,
+    open_new: Callable[[JobConfig], Services],
+    progress: Progress,
+    checkpoint_id: str | None = None,
+) -> tuple[UndoPlan, Mapping[str, Checkpoint]]:
+    """Make an earlier layout current again (see :func:`plan_undo`), at its last checkpoint.
+
+    Returns: what was done, and task → its new checkpoint. Raises: as :func:`plan_undo`; TopicMisconfigured if an old
+    changelog is gone; MissingState, CorruptError if nothing can supply a state; FencedError, RetryableError,
+    OutcomeUnknownError as :func:`rescale`.
+    """
+    plan = plan_undo(services.config, log, checkpoint_id)
+    with closing(open_new(plan.new_config)) as new:
+        JobTopics(new).ensure(allow_empty_start=False)
+        with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
+            plan = plan_undo(services.config, log, checkpoint_id)
+            plan = replace(plan, records=_with_output(new, plan.records))
+            epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
+            owner.published = published = Published(dict(plan.records), epoch, plan.after)
+            published.sequence = newest_sequence(plan.current)
+            old_keys = log.record_keys(plan.retired.layout.generation)
+            deletes = ((key, None) for key in (*old_keys, plan.retired.key))
+            published.along = (retiring(new, plan.before), *deletes)
+            published.serdes = common_serdes(plan.targets.values())
+            owner.log = OfLayout(log, plan.after, plan.records, plan.current)
+            for record in plan.current.values():  # what they added has no TTL from here on
+                taken_over(new, log, record)
+            tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
+
+            def prepared(task: str) -> PreparedCommit:
+                record = plan.records[task]
+                rollback = plan_rollback(new, record, record.current, tail=tails[task])
+                base = CommitBase(task, plan.after, epoch, record.current)
+                attached = repeated_attachments(record.current)
+                return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
+
+            with owner.explaining(), new.executors.pool("undo", _PARALLELISM) as pool:
+                commits = list(pool.map(prepared, plan.records))
+            batch = common_batch(plan.targets.values())
+            publish_now(owner, "the new layout", commits, batch=batch, evict=False)
+    return plan, published.checkpoints
+
+
+def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) -> Mapping[str, CheckpointRecord]:
+    """The records with the output that still exists: the newer layout has delivered some, and may have deleted it.
+
+    Raises: UnavailableError, AccessDenied.
+    """
+    checkpoints = [one for record in records.values() for one in record.checkpoints]
+    blobs = {made.blob.blob_id for one in checkpoints for made in one.attachments if made.blob is not None}
+    gone = services.transfer().absent(sorted(blobs)) if blobs else {}
+    for error in gone.values():
+        if not isinstance(error, MissingBlob):
+            raise error
+
+    def left(checkpoint: Checkpoint) -> Checkpoint:
+        there = (one for one in checkpoint.attachments if one.blob is None or one.blob.blob_id not in gone)
+        return replace(checkpoint, attachments=tuple(there))
+
+    return {task: replace(record, checkpoints=tuple(map(left, record.checkpoints))) for task, record in records.items()}

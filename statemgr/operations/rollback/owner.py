@@ -1,0 +1,202 @@
+"""Goes back to a retained checkpoint, or keeps one: for all tasks of a job, or for one task.
+
+Steps of :func:`roll_back`, and of :func:`keep`, which publishes the current checkpoints again:
+
+1. fence older owners and read the topic, as every opening does (:mod:`statemgr.flows.opening.open_job`)
+2. prepare a commit for each task (:mod:`statemgr.flows.rollback`)
+3. publish all of them in one transaction; the topic is never rewound, so the older state gets a new record
+4. remove the TTL of what was added
+
+Nothing is evicted or deleted: the checkpoints that are taken back stay retained until later commits drop them, and the
+next owner cleans up. Until step 3 has committed, the checkpoint before it is current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from statemgr.errors import MissingState
+from statemgr.flows.committing.clean_up import taken_over
+from statemgr.flows.committing.commit import CommitBase, Refill
+from statemgr.flows.committing.publish import publish_now
+from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.repair import find_damage, repeated_attachments
+from statemgr.flows.owner import Owner
+from statemgr.flows.published import Published, common_batch, common_serdes
+from statemgr.flows.replaced_layouts import keep_in_layout
+from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
+from statemgr.ids import task_name
+from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.commit import PreparedCommit
+from statemgr.model.jobs.permissions import Permissions
+from statemgr.ports import CheckpointLog, Progress, no_progress
+from statemgr.services import Services
+
+T = TypeVar("T")
+R = TypeVar("R")
+_PARALLELISM = 8
+#: The checkpoint's stores are checked instead of the current one's: going back may undo a change of the stores.
+_ANY_STORES = Permissions(allow_new_stores=True, allow_removed_stores=True, allow_serde_change=True)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Where to go back to. ``task``: the only task that goes back; None for all. ``checkpoint_ids``: one that all these
+    tasks retain, or one for each task."""
+
+    checkpoint_ids: Collection[str]
+    task: str | None = None
+
+    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+        """Task → its checkpoint. Raises: MissingState, InvalidError."""
+        targets = find_targets(records, tasks, self.checkpoint_ids)
+        if self.task is not None:
+            check_alone(records[self.task], targets[self.task])
+        return targets
+
+    def kept(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """The same checkpoints as before."""
+        return record.current.kept
+
+
+@dataclass(frozen=True)
+class _Keep(Goal):
+    """Nothing goes back. One checkpoint is kept beyond the retention from now on, or no longer."""
+
+    is_kept: bool = True
+
+    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+        return {task: records[task].current for task in tasks if task in records}
+
+    def kept(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """Raises: InvalidError if the task would keep too many checkpoints."""
+        (checkpoint_id,) = self.checkpoint_ids
+        return record.with_kept(checkpoint_id, is_kept=self.is_kept)
+
+
+def plan(
+    services: Services, records: Mapping[str, CheckpointRecord], goal: Goal, *, check_blobs: bool = True
+) -> list[Rollback]:
+    """What :func:`roll_back` would do, task by task. Fences nobody and writes nothing.
+
+    Args:
+        check_blobs: whether to ask for every blob that the checkpoint needs.
+
+    Raises: MissingState if the checkpoint is not retained; InvalidError, ConfigError; RetryableError, AccessDenied.
+    """
+    rollbacks = _plans(services, records, goal, {})
+    if not check_blobs:
+        return rollbacks
+
+    def checked(one: Rollback) -> Rollback:
+        damaged = find_damage(services, one.record.task, one.target)
+        return plan_rollback(services, one.record, one.target, damaged=damaged)
+
+    return _in_parallel(services, checked, rollbacks)
+
+
+def roll_back(
+    services: Services, log: CheckpointLog, topics: JobTopics, goal: Goal, progress: Progress = no_progress
+) -> tuple[Sequence[Rollback], Mapping[str, Checkpoint]]:
+    """Make retained checkpoints current again.
+
+    Returns: what was done for each task; and task → its new current checkpoint.
+    Raises: what :func:`plan` raises, also MissingState and CorruptError if nothing can supply a state exactly;
+        FencedError, RetryableError: surely not published; OutcomeUnknownError: the topic says what is current.
+    """
+    config, tasks = services.config, _tasks(services, goal)
+    record = next(iter(log.read().values()), None)
+    if record is None:
+        raise MissingState(
+            "the job has no checkpoint", hint="check job.name, job.id and task.checkpoint.topic", job=config.job_name
+        )
+    topics.ensure(allow_empty_start=False)
+    with Owner.take(services, log, goal.task) as owner:  # 1
+        found = read_published(owner, record.layout, tasks, _ANY_STORES)
+        published = owner.published
+        published.permits = ()  # they are for the next opening
+        with owner.explaining():
+            records = {task: of_task for task, of_task in published.records.items() if of_task is not None}
+            rollbacks = _plans(services, records, goal, found.refill)
+            published.serdes = common_serdes(rollback.target for rollback in rollbacks)
+            published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
+            attachments, batch = _output(rollbacks, alone=goal.task is not None)
+            prepared = partial(_prepared, services, published, goal, attachments, progress)
+            done = _in_parallel(services, prepared, rollbacks)  # 2
+            rollbacks, commits = [one for one, _ in done], [commit for _, commit in done]
+        clean_ups = _in_parallel(services, lambda task: taken_over(services, log, records[task]), tasks)
+        outstanding = {task: clean_up.outstanding for task, clean_up in zip(tasks, clean_ups, strict=True)}
+        publish_now(owner, "the rollback", commits, batch=batch, outstanding=outstanding, evict=False)  # 3 and 4
+    return rollbacks, published.checkpoints
+
+
+def keep(
+    services: Services, log: CheckpointLog, topics: JobTopics, checkpoint_id: str, *, is_kept: bool
+) -> Mapping[str, tuple[str, ...]]:
+    """Keep a retained checkpoint beyond the retention, in every task that has it; or keep it no longer.
+
+    A checkpoint of a layout that a rescale has replaced is kept there, and the current layout does not change.
+
+    Returns: task → the checkpoints that it keeps now.
+    Raises: MissingState if no task retains the checkpoint; InvalidError; as :func:`roll_back`.
+    """
+    records = log.read()
+    retaining = [task for task, record in records.items() if record.find(checkpoint_id) is not None]
+    if not retaining:
+        return keep_in_layout(services, log, checkpoint_id, is_kept=is_kept)
+    alone = retaining[0] if len(retaining) == 1 else None
+    published = roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept))[1]
+    return {task: checkpoint.kept for task, checkpoint in published.items()}
+
+
+def _tasks(services: Services, goal: Goal) -> list[str]:
+    """The tasks that the goal is for, in order."""
+    if goal.task is not None:
+        return [goal.task]
+    return [task_name(index) for index in range(services.config.tasks)]
+
+
+def _plans(
+    services: Services, records: Mapping[str, CheckpointRecord], goal: Goal, tails: Mapping[str, Refill]
+) -> list[Rollback]:
+    targets = goal.targets(records, _tasks(services, goal))
+    return [
+        plan_rollback(services, records[task], target, tail=tails.get(task, frozenset()))
+        for task, target in targets.items()
+    ]
+
+
+def _prepared(
+    services: Services,
+    published: Published,
+    goal: Goal,
+    attachments: Mapping[str, tuple[Attachment, ...]],
+    progress: Progress,
+    rollback: Rollback,
+) -> tuple[Rollback, PreparedCommit]:
+    task = rollback.record.task
+    base = CommitBase(task, published.layout, published.epoch, rollback.record.current)
+    return prepare_rollback(
+        services, rollback, base, together=goal.task is None, attachments=attachments[task], progress=progress
+    )
+
+
+def _output(
+    rollbacks: Sequence[Rollback], *, alone: bool
+) -> tuple[Mapping[str, tuple[Attachment, ...]], MicroBatch | None]:
+    """Task → the attachments of its new checkpoint; and the micro-batch.
+
+    All tasks go back to the output of their checkpoint. A task that goes back alone keeps the output of the current
+    micro-batch, which it shares with the other tasks.
+    """
+    chosen = {r.record.task: r.record.current if alone else r.target for r in rollbacks}
+    attachments = {task: repeated_attachments(checkpoint) for task, checkpoint in chosen.items()}
+    return attachments, common_batch(chosen.values())
+
+
+def _in_parallel(services: Services, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    with services.executors.pool("rollback", _PARALLELISM) as pool:
+        return list(pool.map(work, items))

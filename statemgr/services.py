@@ -1,0 +1,111 @@
+"""The services of one job in one process. Flows, tasks and state backends share them, also plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from statemgr.config import JobConfig, StoreConfig
+from statemgr.ids import IdSource
+from statemgr.model.checkpoint import Owner
+from statemgr.ports import (
+    BackupManager,
+    BlobStore,
+    Changelog,
+    Clock,
+    Executors,
+    LocalDirectories,
+    LocalStore,
+    RestoreManager,
+    SegmentBackupManager,
+    StoreIdentity,
+)
+from statemgr.transfer.transfer import Transfer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Services:
+    """Configuration, time, IDs, threads, and the adapters of the job. A callable makes its adapter at the first call.
+
+    Attributes:
+        owner: this process, for the checkpoints that it publishes; None if the configuration withholds it.
+        scratch: a directory on the state's disk for temporary files.
+        blobs: the blob store, which retries and verifies.
+        transfer: moves files to and from the blob store in parallel.
+        backup_manager: factory name → its backup manager. Raises: ConfigError.
+        restore_manager: factory name → its restore manager. Raises: ConfigError.
+        task_directory: task → the directory of its local state; a backend may have its own directory below it.
+        directories: (task, store) → the store's local directories.
+        open_store: (store, directory, whether it is read before it is written) → the open local store.
+        give_up: ends work in progress on all threads: every deadline has passed, and requests to the blob store fail.
+            Afterwards only ``close`` works.
+        close: closes all adapters.
+    """
+
+    config: JobConfig
+    clock: Clock
+    ids: IdSource
+    executors: Executors
+    owner: Owner | None
+    scratch: Callable[[], Path]
+    blobs: Callable[[], BlobStore]
+    transfer: Callable[[], Transfer]
+    changelog: Callable[[], Changelog]
+    backup_manager: Callable[[str], BackupManager]
+    restore_manager: Callable[[str], RestoreManager]
+    task_directory: Callable[[str], Path]
+    directories: Callable[[str, str], LocalDirectories]
+    open_store: Callable[[StoreConfig, Path, bool], LocalStore]
+    give_up: Callable[[], None]
+    close: Callable[[], None]
+
+    def scratch_file(self, kind: str) -> Path:
+        """The path of a new file in :attr:`scratch`; ``kind`` begins its name. Raises: DiskFull."""
+        return self.scratch() / f"{kind}-{self.ids.token()}"
+
+    def identity(self, task: str, store: str) -> StoreIdentity:
+        """The full name of a store of this job."""
+        return StoreIdentity(self.config.job_name, self.config.job_id, task, store)
+
+    def segment_backends(self, store: StoreConfig) -> Iterator[tuple[str, SegmentBackupManager]]:
+        """The backends that may store a store's changes as segments: factory and manager."""
+        for factory in store.backup_factories:
+            manager = self.backup_manager(factory)
+            if isinstance(manager, SegmentBackupManager) and manager.needs_changes:
+                yield factory, manager
+
+    @property
+    def durable(self) -> Mapping[str, bool]:
+        """Store → whether it is backed up at all."""
+        return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}
+
+    @property
+    def factories(self) -> frozenset[str]:
+        """Every factory that some store is backed up to or restored from."""
+        stores = self.config.stores.values()
+        return frozenset(f for store in stores for f in (*store.backup_factories, *store.restore_factories))
+
+
+class Submit(Protocol):
+    """Runs ``work(services, *arguments)`` in another process, which has services of its own."""
+
+    def __call__(self, work: Callable[..., T], *arguments: object) -> Future[T]: ...
+
+
+def submit_here(services: Services) -> Submit:
+    """Runs work on the calling thread, for a process that must not start others."""
+
+    def submit(work: Callable[..., T], *arguments: object) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(services, *arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    return submit

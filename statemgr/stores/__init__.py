@@ -1,0 +1,1 @@
+"""The stores of a task, as its application reads and writes them."""

@@ -1,0 +1,194 @@
+"""Every metric that a process of a job serves, declared once. ``docs/monitoring.md`` has the table of them.
+
+All have the label ``job``. ``most`` bounds the number of series of a process: what the product is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from statemgr.phases import Phase
+
+Kind = Literal["counter", "gauge", "histogram"]
+_TASK, _STORE = "tasks", "tasks × stores"
+
+#: Kinds of failures that are told apart; all others count as ``other``.
+MOST_KINDS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric.
+
+    Attributes:
+        name: without the ``_total`` of counters.
+        text: what it means, with its unit.
+        labels: in addition to ``job``.
+        most: bound of the number of series in one process; ``1`` is one per job.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    most: str = "1"
+
+    @property
+    def shown(self) -> str:
+        """The name as Prometheus has it. A histogram also has ``_bucket``, ``_sum`` and ``_count``."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """All names that it has in a query."""
+        if self.kind == "histogram":
+            return tuple(f"{self.name}_{end}" for end in ("bucket", "sum", "count"))
+        return (self.shown,)
+
+
+def _counter(name: str, text: str, *labels: str, most: str = "1") -> Declared:
+    return Declared(f"statemgr_{name}", "counter", text, labels, most)
+
+
+def _gauge(name: str, text: str, *labels: str, most: str = "1") -> Declared:
+    return Declared(f"statemgr_{name}", "gauge", text, labels, most)
+
+
+#: Heading → metrics, in the order of the table.
+METRICS: dict[str, tuple[Declared, ...]] = {
+    "tasks, lag and age": (
+        _gauge("tasks", "Tasks that this process has open or is opening; on Spark, on the driver, all tasks"),
+        _gauge(
+            "input_lag",
+            "Messages of an input partition that can be received and are not processed yet. On Spark `task` is empty, "
+            "and these are the messages after the published checkpoint",
+            "task", "topic", "partition", most="input partitions",
+        ),
+        _gauge(
+            "input_held_up_seconds",
+            "For how long this process has seen the same open transaction of other software hold up an input "
+            "partition: nobody receives what follows it",
+            "task", "topic", "partition", most="input partitions",
+        ),
+        _gauge(
+            "last_commit_timestamp_seconds",
+            "When this process last published a commit of the task; until then, when it opened the task",
+            "task", most=_TASK,
+        ),
+        _gauge(
+            "checkpoint_timestamp_seconds",
+            "When the newest published checkpoint of the task was taken, whoever published it",
+            "task", most=_TASK,
+        ),
+        _gauge("watermark_seconds", "On Spark: the watermark, in seconds since the epoch"),
+    ),
+    "failures": (
+        _counter(
+            "failures",
+            "Openings, commits, snapshots, batches and loops that failed. `kind` is the class of the error. If an "
+            "error ends the process, a scrape may come too late: the line `stopped` of the log has the final counts",
+            "kind", most=str(MOST_KINDS + 1),
+        ),
+    ),
+    "restores": (
+        _gauge(
+            "restore_progress_ratio",
+            "Share of the current step of a restore: fetch, then apply segments, or replay. 1 when the store is open",
+            "task", "store", most=_STORE,
+        ),
+        _counter(
+            "restores",
+            "Stores restored. `backend` is a factory, `local` (the state was on this machine) or `empty` (a new "
+            "store). `reason` is `new`, `local-copy`, `first-choice`, or why an earlier factory was not used: "
+            "`damaged`, `unreachable` or `absent`",
+            "backend", "reason", most="6 × backends",
+        ),
+        _counter("restore_bytes", "Bytes that restores fetched", "backend", most="backends"),
+        _counter("restore_seconds", "Seconds that restores took", "backend", most="backends"),
+    ),
+    "state": (
+        _gauge(
+            "state_keys",
+            "Keys in the stores of the task. RocksDB estimates them: changes that are not compacted count as more keys",
+            "task", most=_TASK,
+        ),
+        _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
+        _gauge(
+            "segments",
+            "Segments that a restore would apply on top of the snapshot. On Spark, as of the last commit but one",
+            "task", "store", most=_STORE,
+        ),
+        _gauge("segments_bytes", "Bytes of these segments", "task", "store", most=_STORE),
+        _counter("materializations", "Background snapshots, with `outcome` = `made` or `failed`", "outcome", most="2"),
+        _gauge("materialization_seconds", "Seconds of the last background snapshot", "task", "store", most=_STORE),
+        _gauge("blobs_with_ttl", "Published blobs that still have a TTL, and would expire", "task", most=_TASK),
+    ),
+    "the blob store": (
+        _counter(
+            "blob_requests",
+            "Requests, each attempt of a repeated one. `operation` is `put`, `get`, `read` (a body that broke off), "
+            "`stat`, `list`, `copy`, `delete` or `remove-ttl`. `outcome` is `ok`, `missing`, `unavailable`, `denied`, "
+            "`full` or `error`",
+            "operation", "outcome", most="48",
+        ),
+        _counter("blob_retries", "Attempts that were repeated after a pause", "operation", most="11"),
+        _counter("blob_hedges", "Extra requests, started because the first one was slow", "operation", most="2"),
+        _counter("blob_bytes", "Bytes of bodies, with `direction` = `upload` or `download`", "direction", most="2"),
+    ),
+    "commits": (
+        _counter("commits", "Commits, with `outcome` = `published` or `failed`", "outcome", most="2"),
+        Declared(
+            "statemgr_publish_seconds",
+            "histogram",
+            "Seconds from the begin of a publishing transaction to its acknowledgement",
+            most="17",
+        ),
+        _gauge("commit_changes", "Changes in the last commit", "task", most=_TASK),
+        _gauge("commit_uploaded_bytes", "Bytes of the blobs that the last commit uploaded", "task", most=_TASK),
+        _gauge(
+            "commit_seconds",
+            "Seconds that a phase of the last commit took. In a consumer loop `phase` is `flush` (the only part "
+            "that the task waits for), `upload`, `publish` or `clean-up`; on Spark `open`, `process` or `prepare`",
+            "task", "phase", most="4 × tasks",
+        ),
+        _counter(
+            "phases",
+            "Steps of commits and restores, such as `publish.acknowledged`. `task` is empty for a step of the whole "
+            "job",
+            "task", "phase", most=f"{len(Phase)} × tasks",
+        ),
+    ),
+    "commits of a consumer loop": (
+        _counter("commits_skipped", "Periodic commits that fell due while another was in progress"),
+        _counter("commits_blocked", "How often a task had to wait for a commit in progress"),
+        _counter("commit_blocked_seconds", "Seconds of these waits"),
+    ),
+    "micro-batches of Spark": (
+        _gauge("commit_requests", "Blobs that the last commit uploaded, one PUT each", "task", most=_TASK),
+        _counter("batches", "Micro-batches, with `kind` = `published` or `replayed`", "kind", most="2"),
+        _counter("batch_rows", "Rows, with `kind` = `input`, `late` or `output`", "kind", most="3"),
+        _counter("batch_keys", "Keys, with `kind` = `read` or `written`", "kind", most="2"),
+        _counter("batch_seconds", "Seconds, with `phase` = `stage`, `publish` or `output`", "phase", most="3"),
+        _counter("batch_retries", "Attempts at tasks that failed and ran again"),
+    ),
+    "`statemgr standby`": (
+        _gauge("standby_sequence", "Sequence number of the checkpoint that this machine has", "task", most=_TASK),
+        _gauge("standby_checkpoint_seconds", "When that checkpoint was taken", "task", most=_TASK),
+        _counter("standby_failures", "Turns that failed, for a task or as a whole"),
+    ),
+}  # fmt: skip
+#: Buckets of the histogram, in seconds.
+PUBLISH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+def declared() -> Iterator[Declared]:
+    """All metrics."""
+    for metrics in METRICS.values():
+        yield from metrics
+
+
+def named(name: str) -> Declared:
+    """The metric of this name, without ``statemgr_``. Raises: StopIteration if none has it."""
+    return next(metric for metric in declared() if metric.name == f"statemgr_{name}")

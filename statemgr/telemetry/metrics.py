@@ -1,0 +1,229 @@
+"""Prometheus metrics of one state manager, as :mod:`statemgr.telemetry.metric_declarations` declares them. Served if
+``metrics.port`` is set.
+
+Most are counted or set when something happens. The others are asked for at each scrape (:meth:`Metrics.watch`), such as
+the lag of the input, which would cost the loop something for every message otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from statemgr.errors import StatemgrError
+from statemgr.model.blob_counts import OPERATIONS, OUTCOMES, Counted, counts_of
+from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
+from statemgr.ports import Clock
+from statemgr.telemetry.asked_metrics import Asked, Source
+from statemgr.telemetry.http import serve
+from statemgr.telemetry.liveness import Health
+from statemgr.telemetry.metric_declarations import MOST_KINDS, PUBLISH_BUCKETS, named
+from statemgr.telemetry.task_metrics import TaskMetrics
+
+
+def _kinds(error: type[StatemgrError]) -> set[str]:
+    return {error.__name__}.union(*(_kinds(one) for one in error.__subclasses__()))
+
+
+#: Kinds of failures that are served from the start.
+KINDS = frozenset(_kinds(StatemgrError))
+
+
+class Restored(Protocol):
+    """How a store was restored."""
+
+    @property
+    def factory(self) -> str: ...
+
+    @property
+    def bytes_fetched(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Metrics:
+    """All metrics, in a registry of their own. Steps of flows are counted from the announced phases."""
+
+    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock) -> None:
+        self.registry = CollectorRegistry()
+        self.job = job
+        self.clock = clock
+        self._begun: dict[str, float] = {}
+        #: task → the phase that it has announced last
+        self.last_phase: dict[str, Phase] = {}
+        self._tasks: dict[str, TaskMetrics] = {}
+        #: Steps that were counted, in order to remove those of a task.
+        self._steps: dict[str, set[str]] = {}
+        self._kinds = set(KINDS)
+        self._failed: dict[str, int] = {}
+        self._changing = threading.Lock()
+        self._blob_counts = counts_of(job_key)
+        self._asked = Asked(job, self.registry)
+        self._asked.watch("tasks", lambda: [((), len(self._tasks))])
+        for name in ("requests", "retries", "hedges", "bytes"):
+            self._asked.watch(f"blob_{name}", lambda name=name: self._blobs(name))  # type: ignore[misc]
+        publish = named("publish_seconds")
+        self._publish = Histogram(
+            publish.name, publish.text, ["job"], buckets=PUBLISH_BUCKETS, registry=self.registry
+        ).labels(job)
+        self._phases = self.counter("phases")
+        self._failures = self.counter("failures")
+        for kind in sorted(KINDS):  # Prometheus sees an increase only if it has seen the number before
+            self._failures.labels(job, kind)
+        self._restores = self.counter("restores")
+        self._restore_bytes = self.counter("restore_bytes")
+        self._restore_seconds = self.counter("restore_seconds")
+        self.restore_progress = self.gauge("restore_progress_ratio")
+        self.last_commit = self.gauge("last_commit_timestamp_seconds")
+        self.commits = self.counter("commits")
+        self.skipped = self.counter("commits_skipped").labels(job)
+        self.blocked = self.counter("commits_blocked").labels(job)
+        self.blocked_seconds = self.counter("commit_blocked_seconds").labels(job)
+        self.materializations = self.counter("materializations")
+        for outcome in ("made", "failed"):
+            self.materializations.labels(job, outcome)
+        self.changes = self.gauge("commit_changes")
+        self.uploaded = self.gauge("commit_uploaded_bytes")
+        self.seconds = self.gauge("commit_seconds")
+        self.segments = self.gauge("segments")
+        self.segments_bytes = self.gauge("segments_bytes")
+        self.materialization = self.gauge("materialization_seconds")
+        self.requests = self.gauge("commit_requests")
+        self.keys = self.gauge("state_keys")
+        self.bytes = self.gauge("state_bytes")
+        self._batches = self.counter("batches")
+        self._batch_seconds = self.counter("batch_seconds")
+        self._rows = self.counter("batch_rows")
+        self._keys = self.counter("batch_keys")
+        self._retries = self.counter("batch_retries").labels(job)
+        self._watermark = self.gauge("watermark_seconds")
+        self.health = Health()
+        self._served = None if port is None else serve(port, self.registry, self.health)
+        add_observer(self._observe, job_key)
+
+    def of(self, task: str) -> TaskMetrics:
+        """The metrics of a task that is being opened; close them with the task."""
+        made = TaskMetrics(self, task)
+        with self._changing:
+            self._tasks[task] = made
+        return made
+
+    def task(self, task: str) -> TaskMetrics:
+        """The metrics of a task that stays open as long as this manager."""
+        return self._tasks.get(task) or self.of(task)
+
+    def forget(self, task: str, closed: TaskMetrics | None = None) -> None:
+        """Remove what is left of a task that this process no longer has. Not if it has the task again, by other metrics
+        than ``closed``."""
+        with self._changing:
+            if self._tasks.get(task) is not closed:
+                return
+            self._tasks.pop(task, None)
+            self.last_phase.pop(task, None)
+            for phase in self._steps.pop(task, ()):
+                self._phases.remove(self.job, task, phase)
+
+    def watch(self, name: str, source: Source) -> None:
+        """Ask ``source`` for the series of a declared gauge or counter at every scrape (name without ``statemgr_``)."""
+        self._asked.watch(name, source)
+
+    def unwatch(self, source: Source) -> None:
+        """Ask no more. Waits for a scrape in progress."""
+        self._asked.unwatch(source)
+
+    def failed(self, error: BaseException) -> None:
+        """Count a failure by the class of its error, once if several callers report the same error."""
+        if getattr(error, "_is_counted", False):
+            return
+        error._is_counted = True  # type: ignore[attr-defined]
+        kind = type(error).__name__
+        with self._changing:
+            if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
+                kind = "other"
+            self._kinds.add(kind)
+            self._failed[kind] = self._failed.get(kind, 0) + 1
+        self._failures.labels(self.job, kind).inc()
+
+    def failures(self) -> dict[str, int]:
+        """Kind → how often something has failed so far, without the kinds that never have."""
+        with self._changing:
+            return dict(sorted(self._failed.items()))
+
+    def blobs(self, counted: Counted) -> None:
+        """Add the requests to the blob store that another process of the job made."""
+        self._blob_counts.merge(counted)
+
+    def now_s(self) -> float:
+        """Seconds since the epoch."""
+        return self.clock.time_ns() / 1e9
+
+    def restored(self, restore: Restored) -> None:
+        """Count one store's restore."""
+        labels = (self.job, restore.factory)
+        self._restores.labels(*labels, restore.reason).inc()
+        self._restore_bytes.labels(*labels).inc(restore.bytes_fetched)
+        self._restore_seconds.labels(*labels).inc(restore.seconds)
+
+    def batch(
+        self,
+        *,
+        replayed: bool,
+        seconds: Mapping[str, float],
+        rows: Mapping[str, int],
+        keys: Mapping[str, int],
+        retries: int,
+        watermark_ms: int | None,
+    ) -> None:
+        """Count one micro-batch of an engine: seconds by phase, rows and keys by kind."""
+        self._batches.labels(self.job, "replayed" if replayed else "published").inc()
+        for counter, counted in ((self._batch_seconds, seconds), (self._rows, rows), (self._keys, keys)):
+            for label, number in counted.items():
+                counter.labels(self.job, label).inc(number)
+        self._retries.inc(retries)
+        if watermark_ms is not None:
+            self._watermark.labels(self.job).set(watermark_ms / 1000)
+
+    @property
+    def port(self) -> int | None:
+        """The port that is served, or None."""
+        return self._served.port if self._served is not None else None
+
+    def close(self) -> None:
+        """Stop counting and serving."""
+        remove_observer(self._observe)
+        if self._served is not None:
+            self._served.close()
+
+    def counter(self, name: str) -> Counter:
+        """A declared counter."""
+        found = named(name)
+        return Counter(found.name, found.text, ["job", *found.labels], registry=self.registry)
+
+    def gauge(self, name: str) -> Gauge:
+        """A declared gauge."""
+        found = named(name)
+        return Gauge(found.name, found.text, ["job", *found.labels], registry=self.registry)
+
+    def _blobs(self, name: str) -> list[tuple[tuple[str, ...], float]]:
+        counted: dict[tuple[str, ...], int]
+        counted = {("requests", operation, outcome): 0 for operation in OPERATIONS for outcome in ("ok", *OUTCOMES)}
+        counted |= self._blob_counts.read()
+        return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
+
+    def _observe(self, phase: Phase, subject: str) -> None:
+        for task in tasks_of(subject) or [""]:
+            self.last_phase[task] = phase
+            with self._changing:
+                self._steps.setdefault(task, set()).add(phase.value)
+                self._phases.labels(self.job, task, phase.value).inc()
+        if phase is Phase.BEGIN:
+            self._begun[subject] = self.clock.elapsed()
+        elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
+            self._publish.observe(self.clock.elapsed() - self._begun.pop(subject))

@@ -1,0 +1,98 @@
+"""Keys and values on the command line: from text to bytes and back."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from statemgr.cli.store import parse, render, text
+from statemgr.errors import InvalidError
+from statemgr.serdes import Serde, avro_serde
+from statemgr.serdes import serde as serde_of
+from statemgr.stores.store import after_prefix
+
+#: A key of the serde kafka-streams-window.
+WINDOW = b"ann\x00\x01" + b"\x80" + b"\x00" * 6 + b"\x07" + bytes(4)
+_DATES = avro_serde(['{"type": "int", "logicalType": "date"}'])
+
+
+@pytest.mark.parametrize(
+    ("given", "serde", "data"),
+    [
+        ("85123A", "bytes", b"85123A"),
+        ("0x00ff", "bytes", b"\x00\xff"),
+        ("00ff", "hex", b"\x00\xff"),
+        ("é", "string", "é".encode()),
+        ('"a"', "json", b'"a"'),
+        ('{"b": 1, "a": 2}', "msgpack", b"\x82\xa1a\x02\xa1b\x01"),
+        ("-1", "integer", b"\x7f" + b"\xff" * 7),
+        ('["ann", 7]', "kafka-streams-window", WINDOW),
+        ('["ann", 7, 0]', "kafka-streams-window(string)", WINDOW),
+        ('["0x616e6e", 7]', "kafka-streams-window", WINDOW),
+        ('["ann"]', "kafka-streams-window", b"ann\x00\x01"),
+        ('["ann", 7, 9]', "quix-window(json)", serde_of("quix-window").serialize((b'"ann"', 7, 9))),
+    ],
+)
+def test_a_key_is_parsed_by_its_serde(given: str, serde: str, data: bytes) -> None:
+    """A key on the command line becomes the bytes that the store holds."""
+    assert parse(given, serde) == data
+
+
+@pytest.mark.parametrize(
+    ("given", "serde"),
+    [
+        ("x", "integer"),
+        ("{", "json"),
+        ("0xz", "hex"),
+        ("0x1", "bytes"),
+        ("7", "kafka-streams-window"),
+        ('["a", "x"]', "kafka-streams-session"),
+    ],
+)
+def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
+    """The error names the option that selects another serde."""
+    with pytest.raises(InvalidError, match="--key-serde"):
+        parse(given, serde)
+
+
+@pytest.mark.parametrize(
+    ("data", "serde", "value"),
+    [
+        (b"abc", "bytes", "abc"),
+        (b"\xff\x00", "bytes", "0xff00"),
+        (b"a\nb", "bytes", "0x610a62"),
+        (b"\xff", "hex", "ff"),
+        (b'{"a":1}', "json", {"a": 1}),
+        (b"\x80" + b"\x00" * 6 + b"\x07", "integer", 7),
+        (WINDOW, "kafka-streams-window", ["ann", 7, 0]),
+        (WINDOW, "kafka-streams-window(string)", ["ann", 7, 0]),
+        (b"\x82\x01\xc4\x01\xff\xa1a\x92\xc0\xc3", "msgpack", {"1": "0xff", "a": [None, True]}),
+        (_DATES.serialize(datetime.date(1970, 1, 2)), _DATES, "1970-01-02"),
+    ],
+)
+def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, value: object) -> None:
+    """Values become something that JSON can hold. Bytes that are not text become hexadecimal."""
+    assert render(data, serde) == value
+
+
+@pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer"), (b"", _DATES)])
+def test_bytes_of_another_serde_are_refused(data: bytes, serde: str | Serde) -> None:
+    """Bytes of another serde are an error and never a wrong value."""
+    with pytest.raises(InvalidError, match="serde"):
+        render(data, serde)
+
+
+def test_values_are_shown_on_one_line() -> None:
+    """Control characters are escaped before they reach the terminal."""
+    assert text("a") == "a"
+    assert text("a\x1b[31m") == '"a\\u001b[31m"'
+    assert text({"a": [1]}) == '{"a": [1]}'
+
+
+def test_the_end_of_a_prefix() -> None:
+    """The end is the smallest key after all keys with the prefix, even if the prefix ends in bytes of 255."""
+    assert after_prefix(b"ab") == b"ac"
+    assert after_prefix(b"a\xff\xff") == b"b"
+    assert after_prefix(b"\xff") is None
+    assert after_prefix(b"") is None

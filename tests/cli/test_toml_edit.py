@@ -1,0 +1,42 @@
+"""Changing keys of a configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.terminal.toml_edit import TomlEdit
+
+_JOB = """\
+[job]
+name = "orders"  # never changes
+tasks = 2
+"""
+_TWO_PLACES = """\
+[stores.a]
+key.serde = "string"
+
+[state]
+dir = "state"
+
+[stores.a.rocksdb]
+write.buffer.size.bytes = 1048576
+"""
+
+
+@pytest.mark.parametrize(
+    "stores",
+    ['[stores.a]\nkey.serde = "string"\n', '[stores]\na.key.serde = "string"\n', _TWO_PLACES],
+    ids=["a table", "dotted keys", "in two places"],
+)
+def test_a_key_is_added_to_a_store_wherever_its_table_is(tmp_path: Path, stores: str) -> None:
+    """An edit keeps the other keys and the comments."""
+    file = tmp_path / "job.toml"
+    file.write_text(_JOB + stores)
+    before = JobConfig.from_file(file).to_mapping()
+    changes = {"stores.a.changelog.topic": "a-g2", "job.tasks": 3}
+    TomlEdit(file, changes).write(tmp_path / "saved.toml")
+    assert JobConfig.from_file(file).to_mapping() == {**before, **changes}
+    assert "# never changes" in file.read_text()

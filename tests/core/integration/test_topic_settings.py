@@ -1,0 +1,74 @@
+"""Settings of the job's own topics that are changed while an owner runs: it says so, goes on or stops, by what is at
+stake."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import upkeep_thread
+from statemgr.errors import TopicMisconfigured
+from tests.commits import TASK, write
+from tests.jobs import contents, elsewhere, job_mapping
+from tests.kafka_jobs import alter_topic, wait_until
+from tests.servers import KafkaServer
+
+CHANGELOG = "kafka-changelog"
+
+
+@pytest.fixture
+def config(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    """Return a job that has its state in a changelog alone, and whose owners look often."""
+    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    return JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[CHANGELOG]))
+
+
+def errors(caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
+    """Return the errors in the log that name a topic and the policy."""
+    found = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    return [message for message in found if topic in message and "cleanup.policy" in message]
+
+
+def test_a_changelog_that_may_be_cut(config: JobConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Owners say loudly and again that a changelog's records may be deleted, with the command that helps. Commits go
+    on: they add what the job needs."""
+    caplog.set_level(logging.INFO, "statemgr")
+    topic = config.stores["totals"].changelog_topic
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"a": b"1"})
+        task.commit({"orders-0": 1})
+        alter_topic(config, topic, cleanup__policy="delete")
+        wait_until(lambda: len(errors(caplog, topic)) > 1)
+        assert f"--entity-name {topic} --add-config cleanup.policy=compact" in errors(caplog, topic)[0]
+        write(task, {b"b": b"2"})
+        task.commit({"orders-0": 2})
+        alter_topic(config, topic, cleanup__policy="compact")
+        wait_until(lambda: "are right again" in caplog.text)
+    assert contents(elsewhere(config, tmp_path / "elsewhere", CHANGELOG))[0]["totals"] == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_checkpoint_topic_that_may_lose_checkpoints(config: JobConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """Commits stop while brokers may delete the only record of what is current, and go on once the setting is right."""
+    topic = config.checkpoint_topic
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        write(task, {b"a": b"1"})
+        task.commit({"orders-0": 1})
+        alter_topic(config, topic, cleanup__policy="compact,delete")
+        wait_until(lambda: bool(errors(caplog, topic)))
+        write(task, {b"b": b"2"})
+        with pytest.raises(TopicMisconfigured, match=r"cleanup\.policy is compact,delete") as refused:
+            task.commit({"orders-0": 2})
+        assert "kafka-configs.sh" in str(refused.value.hint)
+        alter_topic(config, topic, cleanup__policy="compact")
+
+        def commits() -> bool:
+            try:
+                return task.commit({"orders-0": 2}) is not None
+            except TopicMisconfigured:
+                return False
+
+        wait_until(commits)
+    assert contents(config)[0]["totals"] == {b"a": b"1", b"b": b"2"}

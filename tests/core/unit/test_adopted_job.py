@@ -1,0 +1,138 @@
+"""adopted_job: the record that says which job a job was adopted from, and what a reader refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from statemgr.errors import AccessDenied, CorruptRecord, MissingState, PermissionNeeded
+from statemgr.flows.opening import adopted_job
+from statemgr.model import codecs
+from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
+from tests import model_samples as sample
+
+OLD = AdoptedJob(
+    origin="kafka-streams",
+    job="old",
+    group="old",
+    checkpoint_topic=None,
+    in_place=False,
+    changelogs={"counts": "old-counts"},
+    snapshots=("last",),
+    given={"rows-1": 7},
+    committed={"rows-0": 5, "rows-1": 6},
+    ends={"old-counts-0": 9},
+)
+AT = codecs.Place("__checkpoints", 0, 41)
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    """It survives a round trip, and its delete has the same key."""
+    key, value = OLD.encoded("orders", "1")
+    assert is_adopted_job(key)
+    assert decode_adopted_job(key, value, AT) == (("orders", "1"), OLD)
+    assert decode_adopted_job(key, None, AT) == (("orders", "1"), None)
+    assert not is_adopted_job(codecs.encode_key(sample.RECORD.key(sample.CHECKPOINT)))
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    """Every changed bit in a value raises an error, and so does a value under another key."""
+    key, value = OLD.encoded("orders", "1")
+    for position in range(len(value) * 8):
+        damaged = bytearray(value)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptRecord):
+            decode_adopted_job(key, bytes(damaged), AT)
+    with pytest.raises(CorruptRecord, match="checksum"):
+        decode_adopted_job(OLD.encoded("orders", "2")[0], value, AT)
+
+
+@pytest.mark.parametrize(
+    ("old", "why"),
+    [
+        (replace(OLD, committed={"rows": 1}), "not a source partition"),
+        (replace(OLD, ends={"old-counts-0": -1}), "must be a whole number"),
+    ],
+)
+def test_impossible_values_are_refused(old: AdoptedJob, why: str) -> None:
+    """What is used to ask Kafka is checked when it is read."""
+    with pytest.raises(CorruptRecord, match=why):
+        decode_adopted_job(*old.encoded("orders", "1"), AT)
+
+
+def watch(
+    monkeypatch: pytest.MonkeyPatch, committed: Callable[[], Mapping[str, int]], ends: Mapping[str, int] | None = None
+) -> Callable[[int], None]:
+    """Return a function that opens a task for the first time.
+
+    Args:
+        committed: says where the old job's group is.
+        ends: topic → the end of its partition 0; others do not exist.
+    """
+    there = ends or {}
+
+    class Metadata:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def committed(self, group: str) -> Mapping[str, int]:
+            assert group == "old"
+            return committed()
+
+        def describe(self, topics: Sequence[str]) -> dict[str, object]:
+            return {topic: SimpleNamespace(partitions=[0]) for topic in topics if topic in there}
+
+        def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+            return 0, there[topic]
+
+    monkeypatch.setattr(adopted_job, "TopicMetadata", Metadata)
+    services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new"), clock=None)
+    log: Any = SimpleNamespace(adopted=lambda: OLD)
+    looks = adopted_job.OldJobWatch(services)
+    first = replace(sample.CHECKPOINT, sequence=1)
+    return lambda task: looks.check(log, f"Partition {task}", first, allowed=False)
+
+
+def test_a_job_that_may_not_look_begins_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the right to read the old group, nothing is known, and the log says so."""
+
+    def denied() -> Mapping[str, int]:
+        raise AccessDenied("not allowed")
+
+    watch(monkeypatch, denied)(0)
+    assert "job old (kafka-streams) has gone on since its adoption is unknown" in caplog.text
+
+
+def test_an_old_job_that_is_gone_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its topics were deleted after the adoption, or its offsets are forgotten."""
+
+    def gone() -> Mapping[str, int]:
+        raise MissingState("no such group")
+
+    watch(monkeypatch, gone)(0)
+    watch(monkeypatch, dict)(0)
+
+
+def test_only_the_tasks_whose_input_was_processed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tasks may begin."""
+    opens = watch(monkeypatch, lambda: {"rows-0": 5, "rows-1": 8}, {"old-counts": 9})
+    with pytest.raises(PermissionNeeded, match="both would process the same input"):
+        opens(1)
+    opens(0)
+
+
+def test_no_task_begins_if_a_topic_of_the_old_job_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the old job writes its changelogs, and its checkpoints if it keeps them on a topic."""
+    opens = watch(monkeypatch, lambda: {"rows-0": 5, "rows-1": 6}, {"old-counts": 10})
+    for task in (0, 1):
+        with pytest.raises(PermissionNeeded, match="the old job has written to old-counts-0"):
+            opens(task)

@@ -1,0 +1,71 @@
+"""A task of a consumer group: which failed commits it repeats, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import pytest
+
+from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
+from statemgr.local.clock import SystemClock
+from tests.blob_faults import ManualClock
+
+
+class FailingTask:
+    """A task whose commits fail at once, as they do when the outcome of the last commit is unknown."""
+
+    name = "Partition 0"
+    start_offsets: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, error: StatemgrError) -> None:
+        self.error = error
+        self.begun = 0
+
+    def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
+        """Raise the error."""
+        self.begun += 1
+        raise self.error
+
+
+def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, FailingTask]:
+    """Return a restored task with something to commit."""
+    task = FailingTask(error)
+    opening: Future[Any] = Future()
+    opening.set_result(task)
+    found = AssignedTask(0, frozenset({"orders-0"}), 2, opening, SystemClock(), 1.0, timeout_s)
+    assert found.restored()
+    found.dirty = True
+    return found, task
+
+
+def test_a_commit_that_cannot_begin_is_repeated() -> None:
+    """FAULT 15: a short broker outage does not end the loop; an outage longer than the time-out does."""
+    found, task = owned(OutcomeUnknownError("not settled"), 60.0)
+    for _ in range(3):
+        found.start_commit()
+    assert task.begun == 3
+    assert found.dirty, "what it should have carried is in the next one"
+    found, task = owned(OutcomeUnknownError("not settled"), 0.0)
+    with pytest.raises(OutcomeUnknownError):
+        found.start_commit()
+
+
+def test_failing_commits_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Commits may be due every few milliseconds. One log line every ten seconds counts the failures."""
+    found, _ = owned(OutcomeUnknownError("not settled"), 600.0)
+    found.clock = clock = ManualClock()
+    for _ in range(300):
+        found.start_commit()
+        clock.sleep(0.1)
+    assert [record.retries for record in caplog.records] == [1, 100, 100]  # type: ignore[attr-defined]
+    assert "Partition 0: a commit failed and is repeated (100 times since the last line): not settled" in caplog.text
+
+
+def test_a_commit_that_no_repetition_helps_is_raised() -> None:
+    """FAULT 24: repeating the commit does not free a full disk, so the task raises the error."""
+    found, _ = owned(DiskFull("full"), 60.0)
+    with pytest.raises(DiskFull):
+        found.start_commit()

@@ -1,0 +1,387 @@
+"""JobTester: the real loop, commits and restores on a broker and a blob store in memory."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message
+
+from statemgr import JobConfig, Task
+from statemgr.blobs import open_blob_store
+from statemgr.errors import ConfigError, CorruptRecord, InvalidError, StatemgrError
+from statemgr.local.clock import SystemClock
+from statemgr.ports import list_blobs
+from statemgr.testing import JobTester, OutputRecord
+from tests.docs.blocks import blocks
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "consumer-loop"
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "job.tasks": 2,
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["kafka-changelog", "blob-store"],
+    "stores.totals.key.serde": "bytes",
+    "stores.totals.value.serde": "bytes",
+}
+ZERO, ONE = "Partition 0", "Partition 1"
+
+
+def append(task: Task, message: Message) -> None:
+    """Append each value to the state of its key, and produce the new state."""
+    key, value = message.key() or b"", message.value() or b""
+    if value == b"poison":
+        raise ValueError("poison")
+    totals = task.store("totals")
+    totals.put(key, (totals.get(key) or b"") + value)
+    task.produce("out", key, totals.get(key))
+
+
+@pytest.fixture
+def tester() -> Iterator[JobTester]:
+    """A member with two tasks."""
+    with JobTester(CONFIG, append) as tester:
+        yield tester
+
+
+def state(tester: JobTester, task: str = ZERO) -> dict[bytes, bytes]:
+    """Return the content of a task's store."""
+    return dict(tester.store("totals", task=task).range())
+
+
+def test_what_was_sent_is_processed(tester: JobTester) -> None:
+    """`send` returns after the task of the partition has processed the message. Messages keep their order."""
+    offsets = [tester.send("orders", "a", value, partition=1) for value in ("1", "2", "3")]
+    assert offsets == [0, 1, 2]
+    assert state(tester, ONE) == {b"a": b"123"}
+    assert state(tester, ZERO) == {}
+
+
+@pytest.mark.parametrize(
+    ("serde", "value"),
+    [("json", {"amount": 3}), ("json", "text"), ("integer", -5), ("string", "ä"), ("msgpack", [1.5])],
+)
+def test_values_are_sent_with_the_serdes_of_the_input(serde: str, value: object) -> None:
+    """J2.11: as the test driver of Kafka Streams does. Bytes are sent as they are: so a message can be damaged."""
+    seen: list[tuple[object, object]] = []
+    config = {**CONFIG, "task.input.key.serde": "integer", "task.input.value.serde": serde}
+    with JobTester(config, lambda _, message: seen.append((message.key(), message.value()))) as tester:
+        tester.send("orders", 7, value)
+        tester.send("orders", 7, None)
+        assert seen == [(7, value), (7, None)]
+        with pytest.raises(InvalidError):
+            tester.send("orders", "seven", value)
+        with pytest.raises(CorruptRecord):
+            tester.send("orders", b"seven", value)
+
+
+def test_serdes_that_are_given_to_the_tester_are_used() -> None:
+    """J2.11: in place of those of the configuration. Without any, a value that is not text or bytes is refused."""
+    seen: list[object] = []
+    with JobTester(CONFIG, lambda _, message: seen.append(message.value()), value_serde="json") as tester:
+        tester.send("orders", "a", [1, None])
+    assert seen == [[1, None]]
+    with JobTester(CONFIG, append) as tester, pytest.raises(InvalidError, match="the value is dict") as error:
+        tester.send("orders", "a", {"amount": 3})
+    assert error.value.hint == "set task.input.key.serde or task.input.value.serde, or pass a serde to the tester"
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_a_task_has_the_clock_of_the_tester(in_batches: bool) -> None:
+    """J2.11: code of timers sees the time that the test sets, and the newest timestamp of the input."""
+    seen: list[tuple[int, int | None]] = []
+
+    def look(task: Task, _: object = None) -> None:
+        seen.append((task.now_ms(), task.newest_input_ms()))
+
+    def opened(task: Task) -> None:
+        look(task)
+        task.every(60, look)
+
+    given = {"process_batch": look} if in_batches else {"process": look}
+    with JobTester({**CONFIG, "job.tasks": 1}, on_open=opened, start_ms=1_000_000, **given) as tester:  # type: ignore[arg-type]
+        tester.send("orders", "a", "1", timestamp_ms=5_000)
+        tester.send("orders", "a", "2", timestamp_ms=4_000)
+        tester.advance(seconds=60)
+        tester.send("orders", "a", "3")
+    start, later = 1_000_000, 1_060_000
+    assert seen == [(start, None), (start, 5_000), (start, 5_000), (later, 5_000), (later, later)]
+
+
+def test_a_key_chooses_one_partition(tester: JobTester) -> None:
+    """Records with the same key go to the same partition, and different keys reach both tasks."""
+    for key in "abcdefgh" * 2:
+        tester.send("orders", key, "x")
+    found = [state(tester, task) for task in (ZERO, ONE)]
+    assert all(found)
+    assert {key: value for one in found for key, value in one.items()} == {bytes([c]): b"xx" for c in b"abcdefgh"}
+    assert sum(map(len, found)) == 8
+
+
+def test_output_and_checkpoint_come_with_the_commit(tester: JobTester) -> None:
+    """The transaction of a commit publishes both, and nothing is visible before it."""
+    tester.send("orders", "a", "1", partition=0)
+    assert tester.output("out") == []
+    assert tester.checkpoint(ZERO) is None
+    tester.commit()
+    assert [(record.key, record.value) for record in tester.output("out")] == [(b"a", b"1")]
+    checkpoint = tester.checkpoint(ZERO)
+    assert checkpoint is not None
+    assert checkpoint.input_offsets == {"orders-0": 1}
+    assert tester.checkpoint(ONE) is None
+
+
+def test_the_clock_makes_a_commit_due(tester: JobTester) -> None:
+    """A commit begins when task.commit.ms (one minute) has passed. Time stamps change only with the clock."""
+    before = tester.now_ms
+    tester.send("orders", "a", "1", partition=0)
+    tester.advance(seconds=1)
+    assert tester.output("out") == []
+    tester.advance(seconds=60)
+    assert [record.timestamp_ms - before for record in tester.output("out")] == [61_000]
+
+
+@pytest.mark.parametrize("backend", ["kafka-changelog", "blob-store", None])
+@pytest.mark.parametrize("lose_disk", [True, False])
+def test_a_crash_loses_what_was_not_published(tester: JobTester, backend: str | None, lose_disk: bool) -> None:
+    """The state returns to the checkpoint. Later input is processed again, with one output for each message."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    tester.send("orders", "a", "2", partition=0)
+    tester.crash(lose_disk=lose_disk)
+    tester.send("orders", "a", "3", partition=0)  # the job does not run, so nothing processes this message
+    tester.restore(backend)
+    assert state(tester) == {b"a": b"123"}
+    tester.commit()
+    assert [record.value for record in tester.output("out")] == [b"1", b"12", b"123"]
+
+
+def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
+    """Without its blobs the state cannot be restored from the blob store, but still from the changelog."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    tester.crash()
+    blobs = open_blob_store(tester.config, SystemClock())
+    for info in list_blobs(blobs, "orders/"):
+        blobs.delete(info.blob_id)
+    blobs.close()
+    # a small index is in the checkpoint itself, but the files that it names are deleted
+    with pytest.raises(StatemgrError) as missing:
+        tester.restore("blob-store")
+    assert missing.value.exit_status == 4
+    tester.restore("kafka-changelog")
+    assert state(tester) == {b"a": b"1"}
+
+
+def test_a_clean_stop_commits(tester: JobTester) -> None:
+    """A clean stop, as after SIGTERM, commits first."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.stop()
+    assert [record.value for record in tester.output("out")] == [b"1"]
+    tester.restore()
+    assert state(tester) == {b"a": b"1"}
+
+
+def test_members_share_the_tasks(tester: JobTester) -> None:
+    """A task that moves is committed, restored by the other member, and continues there. It can move back."""
+    tester.send("orders", "a", "1", partition=1)
+    tester.rebalance(members=2)
+    assert (tester.owner(ZERO), tester.owner(ONE)) == (0, 1)
+    tester.send("orders", "a", "2", partition=1)
+    tester.send("orders", "b", "1", partition=0)
+    assert state(tester, ONE) == {b"a": b"12"}
+    tester.rebalance(members=1)
+    assert tester.owner(ONE) == 0
+    assert (state(tester, ZERO), state(tester, ONE)) == ({b"b": b"1"}, {b"a": b"12"})
+
+
+def test_more_members_than_tasks(tester: JobTester) -> None:
+    """The third member has no task, and a crash of all members does no harm."""
+    tester.rebalance(members=3)
+    tester.send("orders", "a", "1", partition=1)
+    tester.crash()
+    tester.restore()
+    assert state(tester, ONE) == {b"a": b"1"}
+
+
+def test_batches_are_one_call(tester: JobTester) -> None:
+    """Messages that arrive while the job is stopped come in batches, each message once and in order."""
+    batches: list[list[bytes]] = []
+
+    def process_batch(task: Task, messages: Sequence[Message]) -> None:
+        batches.append([message.value() or b"" for message in messages])
+        for message in messages:
+            append(task, message)
+
+    tester.stop()
+    for number in range(20):
+        tester.send("orders", "a", str(number % 10), partition=0)
+    tester.restore(process_batch=process_batch)
+    assert state(tester) == {b"a": b"0123456789" * 2}
+    assert len(batches) < 20
+    assert b"".join(value for batch in batches for value in batch) == b"0123456789" * 2
+
+
+def test_the_clock_runs_timers() -> None:
+    """A timer runs when it is due, even after a crash, and the commit includes what it wrote."""
+
+    def on_open(task: Task) -> None:
+        def tick(task: Task) -> None:
+            totals = task.store("totals")
+            totals.put(b"ticks", (totals.get(b"ticks") or b"") + b"x")
+
+        task.every(600, tick)
+
+    with JobTester({**CONFIG, "job.tasks": 1}, append, on_open=on_open) as tester:
+        tester.advance(seconds=500)
+        assert tester.store("totals").get(b"ticks") is None
+        tester.advance(seconds=101)
+        assert tester.store("totals").get(b"ticks") == b"x"
+        tester.commit()
+        tester.crash()
+        tester.restore("blob-store")
+        tester.advance(seconds=601)
+        assert tester.store("totals").get(b"ticks") == b"xx"
+
+
+def test_an_error_ends_the_job(tester: JobTester) -> None:
+    """The call raises the error of the process function. A corrected function continues from the checkpoint."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    with pytest.raises(ValueError, match="poison"):
+        tester.send("orders", "a", "poison", partition=0)
+    with pytest.raises(InvalidError, match="does not run"):
+        state(tester)
+
+    def skip(task: Task, message: Message) -> None:
+        if message.value() != b"poison":
+            append(task, message)
+
+    tester.restore(process=skip)
+    tester.send("orders", "a", "2", partition=0)
+    assert state(tester) == {b"a": b"12"}
+
+
+def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
+    """Each mistake raises a typed error that says what to do."""
+    mistakes = {
+        "is not an input topic": lambda: tester.send("other", "a", "1"),
+        "has no partition 2": lambda: tester.send("orders", "a", "1", partition=2),
+        "several tasks": lambda: tester.store("totals"),
+        "no task 'Partition 2'": lambda: tester.store("totals", task="Partition 2"),
+        "the job is running": tester.restore,
+        "cannot go back": lambda: tester.advance(seconds=-1),
+        "0 members": lambda: tester.rebalance(members=0),
+    }
+    for text, mistake in mistakes.items():
+        with pytest.raises(InvalidError, match=text) as refused:
+            mistake()
+        assert refused.value.hint, text
+    with pytest.raises(ConfigError, match="no store 'other'"):
+        tester.store("other", task=ZERO)
+    tester.crash()
+    stopped = [tester.crash, tester.commit, tester.stop, lambda: tester.rebalance(members=2), lambda: state(tester)]
+    for call in stopped:
+        with pytest.raises(InvalidError, match="does not run"):
+            call()
+    with pytest.raises(InvalidError, match="no backup in other"):
+        tester.restore("other")
+
+
+def test_it_works_only_in_its_block() -> None:
+    """Before and after the block every call is refused. A job without input topics is refused from the start."""
+    tester = JobTester(CONFIG, append)
+    with pytest.raises(InvalidError, match="is not open"):
+        tester.send("orders", "a", "1")
+    with tester:
+        pass
+    with pytest.raises(InvalidError, match="is not open"):
+        tester.commit()
+    with pytest.raises(InvalidError, match=r"task\.inputs"):
+        JobTester({**CONFIG, "task.inputs": []}, append)
+
+
+def test_output_is_refused_as_by_a_broker() -> None:
+    """Text is encoded. A record that is too large, a wrong topic and headers that are not pairs end the job."""
+    ways: dict[bytes, Callable[[Task], None]] = {
+        b"text": lambda task: task.produce("out", "é", "é", headers=[("a", "é")]),  # type: ignore[arg-type,list-item]
+        b"large": lambda task: task.produce("out", b"a", b"x" * 1_000_000),
+        b"topic": lambda task: task.produce("no such topic!", b"a", b"x"),
+        b"headers": lambda task: task.produce("out", b"a", b"x", headers={"a": b"x"}),  # type: ignore[arg-type]
+    }
+
+    def process(task: Task, message: Message) -> None:
+        ways[message.value() or b""](task)
+
+    def run(value: str, **settings: object) -> list[OutputRecord]:
+        with JobTester({**CONFIG, **settings}, process) as tester:
+            tester.send("orders", "a", value, partition=0)
+            tester.commit()
+            return tester.output("out")
+
+    (text,) = run("text")
+    assert (text.key, text.value, text.headers) == ("é".encode(), "é".encode(), (("a", "é".encode()),))
+    with pytest.raises(InvalidError, match="a record of 1000001 bytes is larger than the 999964"):
+        run("large")
+    with pytest.raises(InvalidError, match="Invalid topic"):
+        run("topic")
+    with pytest.raises(TypeError, match="list of"):
+        run("headers")
+    assert len(run("large", **{"kafka.message.max.bytes": 3_000_000})) == 1
+
+
+def test_the_servers_of_a_configuration_are_not_touched() -> None:
+    """A production configuration works unchanged, but its servers and directories are not used."""
+    given = {
+        **CONFIG,
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "blob.store.uri": "s3://bucket/prefix",
+        "blob.store.s3.endpoint": "http://127.0.0.1:1",
+        "state.dir": "/nowhere/at/all",
+    }
+    with JobTester(JobConfig.from_mapping(given), append) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.commit()
+        assert state(tester) == {b"a": b"1"}
+
+
+def test_the_example_passes_and_the_page_shows_it(tmp_path: Path) -> None:
+    """The tests in examples/consumer-loop pass, and docs/testing.md quotes both files."""
+    program, tests = blocks("docs/testing.md", "# Testing a job")
+    assert program in (EXAMPLE / "totals.py").read_text()
+    assert (EXAMPLE / "test_totals.py").read_text().endswith(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c"]
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    began = time.monotonic()
+    done = subprocess.run([*command, str(tmp_path / "pytest.ini"), str(EXAMPLE)], capture_output=True, text=True)
+    assert "4 passed" in done.stdout, f"{done.stdout}{done.stderr} after {time.monotonic() - began:.0f} s"
+
+
+def test_offsets_of_topics_that_are_no_input_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """A topic leaves task.inputs. Its offset stays as long as a retained checkpoint was made while it was an input, so
+    that a correction loses nothing. Then it leaves the records, and the log says so."""
+    caplog.set_level(logging.INFO)
+    both = {**CONFIG, "job.tasks": 1, "task.inputs": ["orders", "old"], "task.checkpoint.retained": 2}
+    with JobTester(both, append) as tester:
+        for topic in ("orders", "old", "old"):
+            tester.send(topic, "a", "1")
+        tester.stop()
+        tester._given = JobConfig.from_mapping({**tester._given.to_mapping(), "task.inputs": ["orders"]})
+        tester.restore()
+        found = []
+        for _ in range(3):
+            tester.send("orders", "a", "1")
+            tester.commit()
+            checkpoint = tester.checkpoint(ZERO)
+            assert checkpoint is not None
+            found.append(dict(checkpoint.input_offsets))
+        assert found == [{"orders-0": 2, "old-0": 2}, {"orders-0": 3, "old-0": 2}, {"orders-0": 4}]
+        assert "drops the offsets of old-0" in caplog.text
+        assert set(checkpoint.input_topic_ids) == {"orders"}

@@ -1,0 +1,33 @@
+"""The system's clock and IDs."""
+
+from __future__ import annotations
+
+from statemgr.ids import CheckpointId
+from statemgr.local.clock import SystemClock, moment, system_ids
+
+
+def test_clock_moves_on() -> None:
+    """A sleep takes at least as long as requested, and a negative one does not fail."""
+    clock = SystemClock()
+    before = clock.monotonic()
+    clock.sleep(0.01)
+    clock.sleep(-1)
+    assert clock.monotonic() - before >= 0.01
+    assert clock.time_ns() > 1_600_000_000 * 10**9
+
+
+def test_only_deadlines_leap_when_work_is_given_up() -> None:
+    """J2.21: after ``give_up`` every deadline has passed, but durations and stored moments are true."""
+    clock = SystemClock()
+    deadline, begun, then = clock.monotonic() + 24 * 3600, clock.elapsed(), moment(clock)
+    clock.give_up()
+    assert clock.monotonic() > deadline
+    assert 0 <= clock.elapsed() - begun < 60
+    assert 0 <= (moment(clock).seconds_since(then) or 0) < 60
+
+
+def test_ids_are_unique() -> None:
+    """IDs made in quick succession differ, and a checkpoint ID has the known form."""
+    ids = system_ids()
+    assert len({ids.attempt_id() for _ in range(1000)}) == 1000
+    assert CheckpointId.parse(str(ids.checkpoint_id())).millis > 1_600_000_000_000

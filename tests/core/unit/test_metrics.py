@@ -1,0 +1,200 @@
+"""metrics: what they report about tasks, failures and the blob store, and that nothing of a closed task is left."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from confluent_kafka import Message
+from prometheus_client import CollectorRegistry
+
+from statemgr import Task
+from statemgr.errors import DiskFull, UnavailableError
+from statemgr.flows.opening.restore import StoreRestore
+from statemgr.phases import Phase, announce
+from statemgr.telemetry.metric_declarations import MOST_KINDS, declared
+from statemgr.telemetry.metrics import KINDS, Metrics
+from statemgr.testing import JobTester
+from tests.blob_faults import ManualClock
+
+ZERO, ONE = "Partition 0", "Partition 1"
+ROOT = Path(__file__).parents[3]
+
+
+def values(registry: CollectorRegistry) -> dict[str, float]:
+    """Return name and labels (without the job) → value, without creation times and without counts of 0."""
+    return {
+        "/".join((sample.name, *(value for name, value in sample.labels.items() if name != "job"))): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if not sample.name.endswith("_created") and (sample.value or not sample.name.endswith("_total"))
+        if sample.labels.keys() - {"job", "le"}
+    }
+
+
+def made(job: str = "orders/of-this-test") -> Metrics:
+    """Return metrics that are not served."""
+    return Metrics("orders", job, None, ManualClock())
+
+
+def test_nothing_of_a_closed_task_is_left() -> None:
+    """B11: a task's own series end with the task, even if a value arrives late. Counts over all tasks stay."""
+    metrics = made()
+    task, other = metrics.of("Partition 0"), metrics.of("Partition 1")
+    for told in (task, other):
+        told.restoring("totals", 0.5)
+        told.opened()
+        told.carried(1)
+        told.uploaded(2)
+        with told.phase("upload"):
+            pass
+        told.holds(7, 8)
+        told.backlog("totals", 3, 400)
+        told.materialized("totals", 5)
+        told.materialized("index", None, DiskFull("full"))
+    for name in ("Partition 0", "Partition 1", "Partition 2"):
+        announce(Phase.FENCE, name, "orders/of-this-test")
+    task.close()
+    task.materialized("index", 6)
+    metrics.forget("Partition 1")  # it is open
+    metrics.forget("Partition 2")  # it was fenced and never opened
+    found = values(metrics.registry)
+    assert found.pop("statemgr_last_commit_timestamp_seconds/Partition 1") == metrics.now_s()
+    assert found == {
+        "statemgr_restore_progress_ratio/Partition 1/totals": 0.5,
+        "statemgr_phases_total/Partition 1/restore.fence": 1,
+        "statemgr_commit_changes/Partition 1": 1,
+        "statemgr_commit_uploaded_bytes/Partition 1": 2,
+        "statemgr_commit_seconds/Partition 1/upload": 0,
+        "statemgr_state_keys/Partition 1": 7,
+        "statemgr_state_bytes/Partition 1": 8,
+        "statemgr_segments/Partition 1/totals": 3,
+        "statemgr_segments_bytes/Partition 1/totals": 400,
+        "statemgr_materialization_seconds/Partition 1/totals": 5,
+        "statemgr_materializations_total/made": 3,
+        "statemgr_materializations_total/failed": 2,
+        "statemgr_failures_total/DiskFull": 2,
+    }
+    assert metrics.registry.get_sample_value("statemgr_tasks", {"job": "orders"}) == 1
+    metrics.of("Partition 2").close()
+    metrics.close()
+
+
+def test_a_task_that_returns_keeps_its_new_series() -> None:
+    """A late close does not change the metrics of the task's next opening."""
+    metrics = made()
+    before = metrics.of("Partition 0")
+    after = metrics.of("Partition 0")
+    after.carried(3)
+    before.close()
+    assert values(metrics.registry) == {"statemgr_commit_changes/Partition 0": 3}
+    metrics.close()
+
+
+def test_failures_are_counted_once_and_by_a_bounded_number_of_kinds() -> None:
+    """An error that passes two callers counts once, and the number of error kinds is limited."""
+    metrics = made()
+    error = UnavailableError("gone")
+    metrics.failed(error)
+    metrics.failed(error)
+    for number in range(MOST_KINDS):
+        metrics.failed(type(f"Error{number}", (Exception,), {})())
+    found = values(metrics.registry)
+    assert found["statemgr_failures_total/UnavailableError"] == 1
+    assert found["statemgr_failures_total/other"] == len(KINDS)
+    assert len(found) == MOST_KINDS - len(KINDS) + 2
+    metrics.close()
+
+
+def test_a_source_that_fails_is_left_out_of_a_scrape() -> None:
+    """A source that fails does not affect other sources. An unwatched source is no longer called."""
+    metrics = made()
+    asked: list[str] = []
+
+    def lag() -> list[tuple[tuple[str, ...], float]]:
+        asked.append("lag")
+        return [(("Partition 0", "orders", "0"), 5.0)]
+
+    def broken() -> list[tuple[tuple[str, ...], float]]:
+        raise RuntimeError("closed")
+
+    metrics.watch("input_lag", broken)
+    metrics.watch("input_lag", lag)
+    assert values(metrics.registry) == {"statemgr_input_lag/Partition 0/orders/0": 5}
+    metrics.unwatch(lag)
+    assert values(metrics.registry) == {}
+    assert len(asked) == 1
+    metrics.close()
+
+
+def test_why_a_store_was_restored() -> None:
+    """The reason for a restore is one of a few words, however long the messages are."""
+    restores: dict[str, StoreRestore] = {
+        "new": StoreRestore("totals", "empty"),
+        "local-copy": StoreRestore("totals", "local", reasons={"blob-store": "it has no marker"}),
+        "first-choice": StoreRestore("totals", "blob-store"),
+        "absent": StoreRestore("totals", "kafka-changelog", reasons={"blob-store": "it has no marker"}),
+        "damaged": StoreRestore("totals", "kafka-changelog", reasons={"blob-store": "gone"}, damaged=("blob-store",)),
+        "unreachable": StoreRestore("t", "kafka-changelog", reasons={"b": "no answer"}, unreachable=("b",)),
+    }
+    assert {reason: one.reason for reason, one in restores.items()} == {reason: reason for reason in restores}
+
+
+def append(task: Task, message: Message) -> None:
+    """Put each value under its key."""
+    task.store("totals").put(message.key() or b"", message.value() or b"")
+
+
+def test_a_consumer_loop() -> None:
+    """The metrics cover lag, age, sizes, restores and requests of the job's tasks, but of no task that has moved."""
+    config = {
+        "job.name": "orders",
+        "job.tasks": 2,
+        "task.inputs": ["orders"],
+        "task.backup.factories": ["blob-store"],
+        "task.restore.factories": ["blob-store"],
+        "stores.totals.key.serde": "bytes",
+        "stores.totals.value.serde": "bytes",
+    }
+    with JobTester(config, append) as tester:
+        tester.send("orders", "a", "1", partition=1)
+        tester.commit()
+        registry = tester._members[0].manager.metrics.registry
+        found = values(registry)
+        assert found["statemgr_input_lag/Partition 1/orders/1"] == 0
+        assert found["statemgr_input_lag/Partition 0/orders/0"] == 0
+        assert found["statemgr_checkpoint_timestamp_seconds/Partition 1"] > 0
+        assert "statemgr_checkpoint_timestamp_seconds/Partition 0" not in found
+        ages = {name: found[f"statemgr_last_commit_timestamp_seconds/{name}"] for name in (ZERO, ONE)}
+        assert ages["Partition 1"] >= ages["Partition 0"] > 0
+        assert found["statemgr_state_keys/Partition 1"] == 1
+        assert found["statemgr_state_bytes/Partition 0"] == 0
+        assert found["statemgr_blobs_with_ttl/Partition 1"] == 0
+        assert found["statemgr_restore_progress_ratio/Partition 1/totals"] == 1
+        assert found["statemgr_restores_total/empty/new"] == 2
+        assert found["statemgr_blob_requests_total/put/ok"] > 0
+        assert found["statemgr_blob_bytes_total/upload"] > 0
+        tester.rebalance(members=2)
+        # members of one process observe each other's steps
+        found = {name: value for name, value in values(registry).items() if "phases" not in name}
+        kept, gone = (ZERO, ONE) if tester.owner(ZERO) == 0 else (ONE, ZERO)
+        assert any(kept in name for name in found)
+        assert not any(gone in name for name in found)
+
+
+def test_every_metric_is_declared_and_the_page_has_them() -> None:
+    """docs/monitoring.md has the table of `scripts/metrics_table.py`, and a process serves no other metrics."""
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "scripts" / "metrics_table.py"))["with_table"](page) == page
+    metrics = made()
+    known = {metric.name: (metric.kind, metric.text) for metric in declared()}
+    for family in metrics.registry.collect():
+        assert known[family.name] == (family.type, family.documentation)
+    assert len(known) == len(list(declared()))
+    metrics.close()
+
+
+def test_errors_have_room() -> None:
+    """The metrics have a series for each of statemgr's own errors, with room for those of an application."""
+    assert {"CorruptBlob", "DiskFull", "FencedError"} < KINDS
+    assert len(KINDS) <= MOST_KINDS - 10

@@ -1,0 +1,158 @@
+"""What `doctor` reports about this machine and about a blob store, without servers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.cli.main import cli
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied
+from statemgr.health import checks
+from statemgr.health.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
+
+
+def config(**given: object) -> JobConfig:
+    """Return the configuration of a job called `orders`; `__` stands for a dot."""
+    return JobConfig.from_mapping({"job.name": "orders", **{k.replace("__", "."): v for k, v in given.items()}})
+
+
+def found(check: Callable[..., object], *arguments: object, **options: object) -> list[Finding]:
+    """Return what a check reports."""
+    report = Report()
+    check(report, *arguments, **options)
+    return report.findings
+
+
+@pytest.mark.parametrize("spark", [True, False])
+def test_no_java_is_a_problem_only_with_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: bool) -> None:
+    """A consumer loop needs no Java, so without Spark this is only a note. The fix says what to install."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object() if spark else None)
+    (finding,) = found(checks.check_java)
+    assert finding.status is (Status.PROBLEM if spark else Status.NOTE)
+    assert "install Java" in (finding.fix or "")
+
+
+def test_the_disk_is_really_written_to(tmp_path: Path) -> None:
+    """A writable directory passes, and the check leaves it empty. A path below a file is a problem."""
+    assert {f.status for f in found(checks.check_disk, config(state__dir=str(tmp_path / "state")))} <= {
+        Status.OK,
+        Status.NOTE,
+    }
+    assert list((tmp_path / "state").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    (finding,) = found(checks.check_disk, config(state__dir=str(tmp_path / "file" / "state")))
+    assert finding.status is Status.PROBLEM
+    assert "state.dir" in (finding.fix or "")
+
+
+def test_a_full_disk_is_not_about_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fix is more space, not other rights."""
+
+    def fill(_directory: Path) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checks, "_try_links", fill)
+    (finding,) = found(checks.check_disk, config(state__dir=str(tmp_path)))
+    assert (finding.status, finding.fix) == (Status.PROBLEM, "free space, or set state.dir to a larger disk")
+
+
+def test_little_space_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little free space is a note; almost none is a problem."""
+
+    class Usage:
+        free = 500 * 1024**2
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage)
+    assert found(checks.check_disk, config(state__dir=str(tmp_path)))[0].status is Status.NOTE
+    Usage.free = 1024
+    assert found(checks.check_disk, config(state__dir=str(tmp_path)))[0].status is Status.PROBLEM
+
+
+def test_a_file_system_without_hard_links_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hard links the job still works, so `doctor` only notes it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert any("hard links" in finding.detail for finding in found(checks.check_disk, config(state__dir=str(tmp_path))))
+
+
+def test_clocks_may_differ_a_little() -> None:
+    """A difference above the tolerance is a problem, and the finding gives its direction."""
+    assert found(checks.check_clock, "the broker's", CLOCK_TOLERANCE_MS)[0].status is Status.OK
+    (ahead,), (behind,) = (found(checks.check_clock, "the broker's", skew) for skew in (60_000, -60_000))
+    assert ahead.status is behind.status is Status.PROBLEM
+    assert "60 s ahead of" in ahead.detail
+    assert "60 s behind" in behind.detail
+
+
+def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
+    """The check puts, gets, overwrites and deletes a blob and removes its TTL, in a directory that ends up empty."""
+    findings = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
+    assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
+    assert {f.status for f in findings} == {Status.OK}
+    assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("method", "check"), [("remove_ttl", "blob TTL"), ("get", "blob get"), ("delete", "blob delete"), ("put", "blobs")]
+)
+def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, method: str, check: str) -> None:
+    """One missing permission is one problem."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AccessDenied("403", hint="ask for the right")
+
+    monkeypatch.setattr(MemoryBlobStore, method, refuse)
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://doctor"), fix=False)
+    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    assert [problem.check for problem in problems] == [check]
+    assert problems[0].fix
+
+
+def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blob store that returns other bytes than it received fails the check `blob get`."""
+    real = MemoryBlobStore.put
+
+    def spoil(self: MemoryBlobStore, blob_id: str, body: bytes, *, ttl_days: int | None) -> None:
+        real(self, blob_id, bytes(reversed(body)), ttl_days=ttl_days)
+
+    monkeypatch.setattr(MemoryBlobStore, "put", spoil)
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://spoiled"), fix=False)
+    assert [f.check for f in findings if f.status is Status.PROBLEM] == ["blob get"]
+
+
+def test_without_a_blob_store_there_is_nothing_to_check() -> None:
+    """A missing blob store is a note, so that the user can spot a mistyped key."""
+    (finding,) = found(checks.check_blobs, config(), fix=False)
+    assert finding.status is Status.NOTE
+
+
+def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JSON lists each problem as one object, and the text ends with their number."""
+    (tmp_path / "job.toml").write_text('job.name = "orders"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("statemgr.health.checks.check_java", lambda _report: None)
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert result.exit_code == 1
+    problems = [entry for entry in json.loads(result.stdout) if entry["status"] == "problem"]
+    assert [entry["check"] for entry in problems] == ["kafka"]
+    assert "kafka.bootstrap.servers" in problems[0]["detail"]
+    people = CliRunner().invoke(cli, ["doctor"])
+    assert people.output.rstrip().endswith("1 problem")
+
+
+def test_the_guard_lets_other_errors_through() -> None:
+    """Only typed errors become findings; an error in the program itself is raised."""
+    with pytest.raises(ZeroDivisionError), Report().guarded("x"):
+        raise ZeroDivisionError

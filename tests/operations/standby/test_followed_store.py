@@ -1,0 +1,96 @@
+"""A read-only copy of a store of a running job, which follows the newest checkpoint without affecting the job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from statemgr import JobConfig, StateManager
+from statemgr.errors import ConfigError, MissingState
+from statemgr.operations.standby.followed_store import FollowedStore
+from tests.jobs import ALL, SEGMENTS, job_mapping
+from tests.kafka_jobs import wait_until
+from tests.servers import KafkaServer
+
+pytestmark = pytest.mark.integration
+
+
+def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    """Refresh until the copy has these values, because a commit returns before its transaction is settled on the
+    topic."""
+
+    def there() -> bool:
+        copy.refresh()
+        return copy.get_many(keys) == values
+
+    wait_until(there)
+
+
+@pytest.mark.parametrize(("factory", "kind"), ALL)
+def test_values_follow_the_newest_checkpoint(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
+    """The copy follows new, changed, deleted and absent keys of both tasks after each commit, while the job commits."""
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, tasks=2, backup=[factory], kind=kind, stores=["totals", "other"])
+    )
+    keys = [b"a", b"b", b"none", b"a"]
+    with StateManager(config) as manager, FollowedStore(config, "totals") as copy:
+        with pytest.raises(MissingState):
+            copy.get_many(keys)
+        tasks = [manager.open_task(f"Partition {i}") for i in range(2)]
+        for number in range(4):
+            tasks[0].store("totals").put(b"a", b"%d" % number)
+            tasks[1].store("totals").put(b"b", b"%d" % number)
+            if number == 3:
+                tasks[1].store("totals").delete(b"b")
+            for index, task in enumerate(tasks):
+                task.commit({f"orders-{index}": number + 1})
+            before = copy.get_many(keys) if number else None
+            copy.refresh(older_than_s=3600 if number else 0)
+            assert before is None or copy.get_many(keys) == before
+            b = None if number == 3 else b"%d" % number
+            follow(copy, keys, [b"%d" % number, b, None, b"%d" % number])
+            assert copy.checkpoints == {f"Partition {i}": task.last_checkpoint for i, task in enumerate(tasks)}
+        with FollowedStore(config, "totals", tasks=["Partition 1"]) as part:
+            assert part.get_many(keys) == [None] * 4
+
+
+def test_copies_share_files_that_may_vanish(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Two copies on a machine, one of them behind, lose their files. Both can still read and follow the job again."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, kind=SEGMENTS))
+    with (
+        StateManager(config) as manager,
+        FollowedStore(config, "totals") as one,
+        FollowedStore(config, "totals") as two,
+    ):
+        task = manager.open_task("Partition 0")
+        for number in range(3):
+            task.store("totals").put(b"a", b"%d" % number)
+            task.commit({"orders-0": number + 1})
+            follow(one, [b"a"], [b"%d" % number])
+            if number == 0:
+                two.refresh()
+        assert (one.get_many([b"a"]), two.get_many([b"a"])) == ([b"2"], [b"0"])
+        shutil.rmtree(config.state_dir / ".copies")
+        assert (one.get_many([b"a"]), two.get_many([b"a"])) == ([b"2"], [b"0"])
+        for copy in (two, one):
+            follow(copy, [b"a"], [b"2"])
+        task.store("totals").put(b"a", b"3")
+        task.commit({"orders-0": 4})
+        for copy in (two, one):
+            follow(copy, [b"a"], [b"3"])
+
+
+def test_a_store_that_is_not_there(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A store that the job does not have is refused. A task without a checkpoint is missing state, not empty state."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2))
+    with pytest.raises(ConfigError, match=r"no store 'sums'.*totals"):
+        FollowedStore(config, "sums")
+    with StateManager(config) as manager:
+        task = manager.open_task("Partition 0")
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
+        with FollowedStore(config, "totals", tasks=["Partition 1"]) as copy, pytest.raises(MissingState):
+            copy.get_many([b"a"])

@@ -1,0 +1,107 @@
+"""What the web page learns from a process's metrics and health page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from statemgr.health.problems import Fault
+from statemgr_tools.ui.processes import Processes
+from tests.blob_faults import ManualClock
+
+SAMPLE = 'statemgr_failures_total{{job="{job}",kind="{kind}"}} {count}\n'
+
+
+class Server(HTTPServer):
+    """A process whose `answers` map a path to a status and a text."""
+
+    answers: dict[str, tuple[int, str]]
+
+    @property
+    def address(self) -> str:
+        """The address of its metrics."""
+        return f"http://127.0.0.1:{self.server_port}/metrics"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the test says."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        """Send one of the answers, or 404."""
+        status, text = self.server.answers.get(self.path, (404, ""))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A healthy process."""
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.answers = {
+            "/metrics": (200, SAMPLE.format(job="orders", kind="DiskFull", count=3)),
+            "/healthz": (200, ""),
+        }
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_only_failures_that_are_counted_while_somebody_looks_are_listed(server: Server) -> None:
+    """Failures from before the first look are left out. A new failure is listed with its process for some minutes."""
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    assert list(processes.problems()) == []
+    server.answers["/metrics"] = (200, SAMPLE.format(job="orders", kind="DiskFull", count=4))
+    clock.now += 5
+    assert [(one.fault, one.part) for one in processes.problems()] == [
+        (Fault.DISK_FULL, f"the process at {server.address}")
+    ]
+    clock.now += 300
+    assert len(list(processes.problems())) == 1, "it is remembered"
+    clock.now += 600
+    assert list(processes.problems()) == []
+
+
+def test_failures_of_other_jobs_and_of_servers_are_left_out(server: Server) -> None:
+    """Another job may share the process, and statemgr checks servers directly."""
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    for count in (1, 2):
+        other = SAMPLE.format(job="other", kind="DiskFull", count=count)
+        server.answers["/metrics"] = (200, other + SAMPLE.format(job="orders", kind="UnavailableError", count=count))
+        assert list(processes.problems()) == []
+        clock.now += 5
+    assert [sample.value for sample in processes.samples()[0]] == [2.0]
+
+
+def test_a_process_that_is_not_healthy_is_named_with_what_it_says(server: Server) -> None:
+    """A health page with status 503 is a problem. A process without a health page is not."""
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    server.answers["/healthz"] = (503, "the loop has not polled for 61 s")
+    (found,) = processes.problems()
+    assert (found.fault, found.part) == (Fault.MEMBER_STUCK, f"the process at {server.address}")
+    assert "the loop has not polled for 61 s" in found.detail
+    del server.answers["/healthz"]
+    clock.now += 5
+    assert list(processes.problems()) == []
+
+
+def test_a_process_that_does_not_answer_is_named() -> None:
+    """The problem has the process's address and the reason. Without addresses nothing is requested."""
+    (found,) = Processes(["http://127.0.0.1:1/metrics"], "orders", ManualClock()).problems()
+    assert found.fault is Fault.MEMBER_STUCK
+    assert "http://127.0.0.1:1/metrics" in found.part
+    assert "refused" in found.detail
+    assert list(Processes([], "orders", ManualClock()).problems()) == []
