@@ -8,8 +8,8 @@ ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
 # four tests at a time (they wait more than they compute); those of Spark stay on one of two workers
-# a worker that dies fails the run at once: after a restart, the rest of its group would never end
-PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=0
+# a worker that dies is replaced (tests/scheduling.py)
+PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=4
 # examples of each property in the long tests
 EXAMPLES ?= 300
 # one word of the shell, whatever is in it

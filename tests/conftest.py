@@ -15,6 +15,7 @@ import pytest
 
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
+from tests.scheduling import OutlivingScheduling
 from tests.secured import SecuredKafka
 
 _LAYERS = {
@@ -58,6 +59,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         died = node.gateway._io.popen.wait(10)
         reporter = node.config.pluginmanager.get_plugin("terminalreporter")
         reporter.write_line(f"\n{node.gateway.id} ended with status {died}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OutlivingScheduling | None:
+    """Distribute tests so that a worker that dies does not end the run."""
+    return OutlivingScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
