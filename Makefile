@@ -57,6 +57,9 @@ journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs o
 test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that PySpark ships, on both engines
 	@$(BIN)/python -m pytest -m heavy tests/spark/test_spark_suites.py $(PYTEST_ARGS)
 
+simulate: $(STAMP) ## Live histories that seeds decide, on servers in memory (SEEDS=0:10000, ARGS="--replay SEED")
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),0:1000) $(ARGS)
+
 soak-spark: $(STAMP) ## Kill drivers, executors and workers at random (MINUTES=30, SEED=n, INPUT=file.csv.gz KEY=column)
 	@STATEMGR_TEST_SOAK_MINUTES=$(or $(MINUTES),30) STATEMGR_TEST_SOAK_INPUT=$(call quoted,$(INPUT)) \
 		STATEMGR_TEST_SOAK_KEY=$(call quoted,$(KEY)) STATEMGR_TEST_SOAK_SEED=$(SEED) \

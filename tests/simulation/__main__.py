@@ -1,0 +1,157 @@
+"""``python -m tests.simulation``: lives histories, and tells the story of one that went wrong.
+
+``make simulate`` calls this. Each seed is a history. A seed that fails is lived again without one kind of fault after
+the other, as long as it still fails, and its story is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Returns: the exit status, 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="0:500", metavar="FIRST:END", help="seeds to try (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
+    parser.add_argument(
+        "--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults.py)"
+    )
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    first, _, end = given.seeds.partition(":")
+    if given.worker:
+        _work(int(first), int(end), given.jobs, given.fault)
+        return 0
+    if given.replay is not None:
+        return _tell(given.replay, given.fault)
+    return _all(int(first), int(end), given.jobs, given.fault)
+
+
+def _environment() -> dict[str, str]:
+    # a set of texts has the same order in every run
+    return {**os.environ, "PYTHONHASHSEED": "0"}
+
+
+def _with(fault: str | None) -> list[str]:
+    return ["--fault", fault] if fault else []
+
+
+def lived(first: int, end: int, jobs: int, fault: str | None = None) -> Iterator[dict[str, object]]:
+    """Live the histories of some seeds in ``jobs`` processes, in any order. Each is an object with ``seed``,
+    ``fingerprint``, ``seen`` and ``error`` (None if it went well)."""
+    command = [sys.executable, "-m", "tests.simulation", "--worker", "--jobs", str(jobs)]
+    command += _with(fault)
+    workers = [
+        subprocess.Popen(
+            [*command, "--seeds", f"{first + number}:{end}"],
+            cwd=ROOT,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(min(jobs, max(end - first, 1)))
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                yield json.loads(line)
+            if worker.wait():
+                raise RuntimeError(f"a process that lives histories ended with status {worker.returncode}")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _work(first: int, end: int, step: int, fault: str | None) -> None:
+    """Live every ``step``-th seed, and print one line of JSON for each."""
+    from tests.simulation.history import History
+    from tests.simulation.known_faults import put_back
+
+    gc.disable()  # finalizers must run at the same moment in each run
+    for seed in range(first, end, step):
+        history, error = History(seed), None
+        try:
+            with put_back(fault):
+                history.run()
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        result = {"seed": seed, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen, "error": error}
+        print(json.dumps(result), flush=True)
+        del history
+        gc.collect()
+
+
+def _all(first: int, end: int, jobs: int, fault: str | None) -> int:
+    began_s, done, failed, seen = time.monotonic(), 0, [], Counter[str]()
+    for result in lived(first, end, jobs, fault):
+        done += 1
+        seen.update(result["seen"])  # type: ignore[call-overload]
+        if result["error"] is not None:
+            failed.append(result)
+            print(f"seed {result['seed']}: {result['error']}", flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{done} of {end - first} histories", end="", file=sys.stderr, flush=True)
+    happened = ", ".join(f"{number:,} × {kind}" for kind, number in sorted(seen.items()))
+    print(f"{done:,} histories in {time.monotonic() - began_s:.0f} s, {len(failed)} failed: {happened}")
+    if failed:
+        worst = min(int(str(result["seed"])) for result in failed)
+        replay = [sys.executable, "-m", "tests.simulation", "--replay", str(worst), *_with(fault)]
+        subprocess.run(replay, cwd=ROOT, env=_environment(), check=False)
+    return 1 if failed else 0
+
+
+def _tell(seed: int, fault: str | None) -> int:
+    """Tell the story of a seed with as few kinds of faults, and as few owners, as it needs to fail."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment())
+    from dataclasses import fields
+
+    from tests.simulation.history import History
+    from tests.simulation.known_faults import put_back
+    from tests.simulation.servers import Faults
+
+    def live(without: frozenset[str], owners: int | None) -> tuple[History, BaseException | None]:
+        gc.collect()
+        history = History(seed, without=without, owners=owners)
+        try:
+            with put_back(fault):
+                history.run()
+        except BaseException as error:
+            return history, error
+        return history, None
+
+    without, owners = frozenset[str](), None
+    history, error = live(without, owners)
+    if error is not None:
+        for fewer in range(1, 8):
+            shorter = live(without, fewer)
+            if shorter[1] is not None:
+                owners, (history, error) = fewer, shorter
+                break
+        for kind in [field.name for field in fields(Faults)]:
+            calmer = live(without | {kind}, owners)
+            if calmer[1] is not None:
+                without, (history, error) = without | {kind}, calmer
+    for at_s, who, text in history.scheduler.story:
+        print(f"{at_s:12.3f} s  {who:24} {text}")
+    print(f"seed {seed}: {'all is well' if error is None else f'{type(error).__name__}: {error}'}")
+    return 0 if error is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Servers of a hostile world: Kafka and a blob store in memory, whose answers are late, lost or never come.
+
+Each call of a client is a moment at which the seed may end or pause the caller's process, let the request or the answer
+get lost, or let time pass. What a call does on the server happens at once, or not at all, as on a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from statemgr.blobs import memory
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.errors import UnavailableError
+from statemgr.kafka.clients import INSTEAD
+from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
+from statemgr.testing.memory_clients import MemoryAdmin, MemoryConsumer, MemoryProducer
+from statemgr.testing.memory_kafka import MemoryBroker
+from tests.simulation.scheduler import Scheduler
+
+T = TypeVar("T")
+#: What a client is told when nobody answers.
+_TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "nobody answers", False, True, False)
+
+
+@dataclass
+class Faults:
+    """How often what happens, as probabilities of one call."""
+
+    lost_request: float = 0.0
+    lost_answer: float = 0.0
+    refused_record: float = 0.0
+    kill: float = 0.0
+    pause: float = 0.0
+    blob_fails: float = 0.0
+    slow: float = 0.0
+
+
+@dataclass
+class Network:
+    """Between the processes and the servers.
+
+    Attributes:
+        seen: what has happened how often.
+    """
+
+    scheduler: Scheduler
+    faults: Faults
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def step(self, what: str) -> str:
+        """A moment of a process at which it may be ended or paused. Returns: a name of the moment, for decisions."""
+        scheduler = self.scheduler
+        assert scheduler.current is not None
+        process = scheduler.current.process
+        number = process.calls[what] = process.calls.get(what, 0) + 1
+        moment = f"{process.name}/{what}/{number}"
+        scheduler.trace(f"{scheduler.current.name} {moment}")
+        if process is scheduler.world:
+            return moment
+        if scheduler.chance(f"kill {moment}", self.faults.kill):
+            self.happened("kill", f"dies at {what}")
+            scheduler.kill(process)
+        if scheduler.chance(f"pause {moment}", self.faults.pause):
+            seconds = (3, 20, 90, 700)[scheduler.decide(f"pause for {moment}", 4)]
+            self.happened("pause", f"is suspended at {what} for {seconds} s")
+            scheduler.pause(process, seconds)
+        return moment
+
+    def call(self, what: str, effect: Callable[[], T], fail: Callable[[str], Exception], timeout_s: float) -> T:
+        """A request to a server and its answer. Raises: what ``fail`` makes, if one of them got lost."""
+        moment, scheduler = self.step(what), self.scheduler
+        slow = scheduler.chance(f"slow {moment}", self.faults.slow)
+        scheduler.sleep(timeout_s * 0.8 if slow else 0.0005 * (1 + scheduler.decide(f"latency {moment}", 8)))
+        if scheduler.chance(f"request {moment}", self.faults.lost_request):
+            self.happened("lost request", f"{what}: the request is lost")
+            scheduler.sleep(timeout_s)
+            raise fail(what)
+        result = effect()
+        if scheduler.chance(f"answer {moment}", self.faults.lost_answer):
+            self.happened("lost answer", f"{what}: the answer is lost")
+            scheduler.sleep(timeout_s)
+            raise fail(what)
+        self.step(f"{what}, answered")
+        return result
+
+    def happened(self, kind: str, text: str) -> None:
+        self.seen[kind] = self.seen.get(kind, 0) + 1
+        self.scheduler.note(text)
+
+
+def _no_answer(what: str) -> KafkaException:
+    return KafkaException(_TIMED_OUT)
+
+
+class Broker(MemoryBroker):
+    """A broker that aborts transactions after their time, and fences their producers."""
+
+    def __init__(self, network: Network, time_ms: Callable[[], int]) -> None:
+        super().__init__(time_ms)
+        self.network = network
+        #: transactional ID → when its open transaction ends by itself
+        self.deadlines: dict[str, float] = {}
+
+    def expire(self) -> None:
+        """Abort what is open for too long."""
+        now = self.network.scheduler.now
+        with self.changed:
+            for name in [name for name in self._open if self.deadlines.get(name, now) < now]:
+                self._end(name, committed=False)
+                self._epochs[name] += 1
+                self.network.happened("transaction timed out", f"the broker aborts a transaction of {name}")
+
+
+class SimulatedProducer(MemoryProducer):
+    """A client of librdkafka that waits for answers that may not come. An operation that timed out is continued by the
+    next call of it."""
+
+    def __init__(self, broker: Broker, settings: Mapping[str, Any]) -> None:
+        super().__init__(broker, settings)
+        self._network = broker.network
+        self._there = broker
+        self._timeout_s = int(settings.get("transaction.timeout.ms", 60_000)) / 1000
+        self._failed: KafkaError | None = None
+        self._ended: bool | None = None
+
+    def init_transactions(self, timeout: float = -1) -> None:
+        self._network.call("init-transactions", super().init_transactions, _no_answer, max(timeout, 0.01))
+
+    def begin_transaction(self) -> None:
+        super().begin_transaction()
+        self._failed = self._ended = None
+        self._there.deadlines[str(self._id)] = self._network.scheduler.now + self._timeout_s
+
+    def produce(
+        self, topic: str, value: Any = None, key: Any = None, partition: Any = None, *args: Any, **more: Any
+    ) -> None:
+        moment = self._network.step("produce")
+        if self._id is not None and self._network.scheduler.chance(
+            f"refused {moment}", self._network.faults.refused_record
+        ):
+            self._network.happened("refused record", f"a record for {topic} is lost")
+            self._failed = KafkaError(KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True)
+            report = more.get("on_delivery")
+            if report is not None:
+                message = Message(topic=topic, partition=-1 if partition is None else partition, error=self._failed)
+                self._reports.append((report, self._failed, message))
+            return
+        super().produce(topic, value, key, partition, *args, **more)
+
+    def flush(self, timeout: float = -1) -> int:
+        self._network.step("flush")
+        return super().flush(timeout)
+
+    def commit_transaction(self, timeout: float = -1) -> None:
+        def effect() -> None:
+            if self._failed is not None:
+                raise KafkaException(self._failed)
+            if self._ended is None:
+                super(SimulatedProducer, self).commit_transaction()
+                self._ended = True
+            else:
+                self._there.check(str(self._id), self._epoch)
+
+        self._network.call("commit-transaction", effect, _no_answer, max(timeout, 0.01))
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        def effect() -> None:
+            if self._ended is None:
+                super(SimulatedProducer, self).abort_transaction()
+                self._ended = False
+            self._failed = None
+
+        self._network.call("abort-transaction", effect, _no_answer, max(timeout, 0.01))
+
+
+class SimulatedConsumer(MemoryConsumer):
+    """A consumer for which a poll may find nothing although there is something."""
+
+    def __init__(self, broker: Broker, settings: Mapping[str, Any]) -> None:
+        super().__init__(broker, settings)
+        self._network = broker.network
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        moment = self._network.step("consume")
+        if self._network.scheduler.chance(f"nothing {moment}", self._network.faults.slow):
+            self._network.scheduler.sleep(max(timeout, 0.01))
+            return []
+        return super().consume(num_messages, timeout)
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float = -1, cached: bool = False) -> Any:
+        if cached:  # asks nobody
+            return super().get_watermark_offsets(partition)
+        return self._network.call(
+            "watermarks", lambda: super(SimulatedConsumer, self).get_watermark_offsets(partition), _no_answer, 1.0
+        )
+
+
+class SimulatedAdmin(MemoryAdmin):
+    """An admin client whose requests may get no answer."""
+
+    def __init__(self, broker: Broker, settings: Mapping[str, Any]) -> None:
+        super().__init__(broker, settings)
+        self._network = broker.network
+
+    def _asked(self, what: str, keys: Iterable[Any], ask: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
+        try:
+            return self._network.call(what, ask, _no_answer, 2.0)
+        except KafkaException as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return dict.fromkeys(keys, failed)
+
+    def describe_topics(self, topics: Any, **options: Any) -> dict[Any, Any]:
+        return self._asked(
+            "describe-topics", topics.topic_names, lambda: super(SimulatedAdmin, self).describe_topics(topics)
+        )
+
+    def describe_configs(self, resources: Sequence[Any], **options: Any) -> dict[Any, Any]:
+        return self._asked(
+            "describe-configs", resources, lambda: super(SimulatedAdmin, self).describe_configs(resources)
+        )
+
+    def list_offsets(self, asked: Mapping[TopicPartition, Any], isolation_level: Any = None, **options: Any) -> Any:
+        return self._asked(
+            "list-offsets", asked, lambda: super(SimulatedAdmin, self).list_offsets(asked, isolation_level, **options)
+        )
+
+    def create_topics(self, topics: Sequence[Any], **options: Any) -> dict[Any, Any]:
+        names = [new.topic for new in topics]
+        return self._asked("create-topics", names, lambda: super(SimulatedAdmin, self).create_topics(topics))
+
+    def delete_topics(self, topics: Sequence[str], **options: Any) -> dict[Any, Any]:
+        return self._asked("delete-topics", topics, lambda: super(SimulatedAdmin, self).delete_topics(topics))
+
+
+class SimulatedBlobStore(MemoryBlobStore):
+    """A bucket whose requests fail, and which deletes blobs whose TTL has passed."""
+
+    network: Network
+
+    def _call(self, what: str, effect: Callable[[], T]) -> T:
+        def failed(what: str) -> Exception:
+            return UnavailableError(f"{what}: no answer from the blob store")
+
+        self.network.step(f"blob-{what}")
+        if self.network.scheduler.chance(self.network.step(f"blob-{what} fails"), self.network.faults.blob_fails):
+            self.network.happened("blob request fails", f"blob {what} fails")
+            raise failed(what)
+        return self.network.call(f"blob-{what}", effect, failed, 5.0)
+
+    def expire(self) -> None:
+        """Delete what has expired."""
+        now = self.time_ms()
+        with self._space.lock:
+            for blob_id, (_, info) in list(self._space.blobs.items()):
+                if info.expires_ms is not None and info.expires_ms <= now:
+                    del self._space.blobs[blob_id]
+                    self.network.happened("blob expired", f"the blob {blob_id} expires")
+
+    def names(self) -> set[str]:
+        """All blobs that exist."""
+        return set(self._space.blobs)
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        self._call("put", lambda: super(SimulatedBlobStore, self).put(blob_id, body, ttl_days=ttl_days))
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        self._call("get", lambda: super(SimulatedBlobStore, self).stat(blob_id))
+        with super().get(blob_id, offset, length) as reader:
+            yield reader
+
+    def delete(self, blob_id: str) -> None:
+        self._call("delete", lambda: super(SimulatedBlobStore, self).delete(blob_id))
+
+    def remove_ttl(self, blob_id: str) -> None:
+        self._call("remove-ttl", lambda: super(SimulatedBlobStore, self).remove_ttl(blob_id))
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        return self._call("stat", lambda: super(SimulatedBlobStore, self).stat(blob_id))
+
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        return self._call("list", lambda: super(SimulatedBlobStore, self).list(prefix, token))
+
+
+@contextmanager
+def served(broker: Broker, servers: str) -> Iterator[None]:
+    """In this block, clients of ``servers`` are clients of the broker, and stores of ``memory://`` are simulated."""
+    kinds: dict[object, Callable[[Broker, Mapping[str, Any]], Any]] = {
+        Producer: SimulatedProducer, Consumer: SimulatedConsumer, AdminClient: SimulatedAdmin,
+    }  # fmt: skip
+
+    def make(kind: object, settings: Mapping[str, Any]) -> Any:
+        return kinds[kind](broker, settings)
+
+    def bucket(clock: Clock, name: str = "") -> MemoryBlobStore:
+        made = SimulatedBlobStore(clock, name)
+        made.network = broker.network
+        return made
+
+    INSTEAD[servers] = make
+    memory.MemoryBlobStore = bucket  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        memory.MemoryBlobStore = MemoryBlobStore  # type: ignore[misc]
+        del INSTEAD[servers]
+        memory.forget(servers.partition(":")[2])
