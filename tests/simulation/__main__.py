@@ -74,7 +74,7 @@ def lived(first: int, end: int, jobs: int, fault: str | None = None) -> Iterator
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.communicate()
 
 
 def _work(first: int, end: int, step: int, fault: str | None) -> None:

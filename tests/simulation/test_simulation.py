@@ -12,7 +12,7 @@ _SEEDS = 2000
 
 
 def test_histories() -> None:
-    """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint, and at
+    """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint. At
     peace every backend restores it."""
     failed = [result for result in lived(0, 60, 2) if result["error"] is not None]
     assert not failed
