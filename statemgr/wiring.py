@@ -258,19 +258,25 @@ def _load(factory: str) -> Callable[[Services], StateBackend]:
     # built-in backends do not need the metadata of every installed package
     target = BUILT_IN.get(factory) or backend_classes().get(factory, factory)
     module, _, attribute = target.replace(":", ".").rpartition(".")
-    unknown = ConfigError(
-        f"no state backend is called {factory!r}",
-        hint=f"choose one of {', '.join(sorted(backend_classes()))}, or a dotted path to a class",
-    )
+    if factory in BUILT_IN:
+        built_in: Callable[[Services], StateBackend] = getattr(importlib.import_module(module), attribute)
+        return built_in
+
+    def unknown() -> ConfigError:
+        return ConfigError(
+            f"no state backend is called {factory!r}",
+            hint=f"choose one of {', '.join(sorted(backend_classes()))}, or a dotted path to a class",
+        )
+
     try:
         found = plugged(_named(factory), lambda: importlib.import_module(module))
     except PrerequisiteMissing as missing:
         if f"{module}.".startswith(f"{missing.where['module']}."):
-            raise unknown from missing
+            raise unknown() from missing
         raise
     loaded: Callable[[Services], StateBackend] | None = getattr(found, attribute, None)
     if loaded is None:
-        raise unknown
+        raise unknown()
     return loaded
 
 
