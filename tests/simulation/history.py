@@ -25,21 +25,21 @@ from typing import Any
 
 from statemgr import JobConfig, StateManager
 from statemgr.engine.task import Task
-from statemgr.errors import StatemgrError
+from statemgr.errors import FencedError, OutcomeUnknownError, RetryableError, StatemgrError
 from statemgr.ids import IdSource
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
-from statemgr.model.checkpoint import Owner
-from statemgr.operations.gc.gc import collect_garbage
+from statemgr.model.checkpoint import Checkpoint, Owner
+from statemgr.operations.gc.gc import GarbageReport, collect_garbage
 from statemgr.operations.gc.needed_blobs import find_needed_blobs
 from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
+from tests.simulation.actors import SOURCE, TASK, TOPIC, Driver, Loop, operate
 from tests.simulation.scheduler import Executors, Process, Scheduler, Thread
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 
-TASK, SOURCE = "Partition 0", "orders-0"
 STORES = ("totals", "latest")
 DAY_S = 86_400.0
 #: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
@@ -80,10 +80,12 @@ class History:
         self.network = Network(scheduler, self._faults(without))
         self._directory = Path()
         self._name = f"simulated-{seed}"
-        self._acked = 0
-        self._tried = {0}
+        self.acked = 0
+        self.tried = {0}
         self._numbers = count()
-        self._over = False
+        self.over = False
+        #: Process → the loop that runs in it.
+        self.loops: dict[str, Loop] = {}
         self._lifetimes = owners or 3 + scheduler.decide("lifetimes", 5)
 
     @property
@@ -119,6 +121,7 @@ class History:
         with served(broker, f"memory:{self._name}"):
             self.bucket: SimulatedBlobStore = SimulatedBlobStore(Clock(scheduler, 0), self._name)
             self.bucket.network = network
+            broker.create(TOPIC, 1)
             add_observer(self._observe)
             try:
                 self._trouble()
@@ -144,28 +147,45 @@ class History:
                         scheduler.kill(process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
             process = Process(f"owner-{number}", machine)
-            config = self._config(machine, number)
-            thread = scheduler.start(process.name, process, partial(self._own, config, process))
+            config = self.config(machine, number)
+            thread = scheduler.start(process.name, process, partial(self._own, config, process, number))
             living.append((process, thread))
+            if scheduler.chance(f"operator after {number}", 0.25):
+                living.append(self._operator(number))
             self._wait(thread, 1.0 + scheduler.decide(f"life of {number}", 60))
             if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.3):
                 if scheduler.chance(f"end of {number}", 0.5):
                     scheduler.note(f"{process.name} is killed")
                     scheduler.kill(process)
                 else:
+                    self._stop(process)
                     self._wait(thread, PATIENCE_S)
             self._look_after_servers()
-        self._over = True
+        self.over = True
         for process, thread in living:
+            self._stop(process)
             self._wait(thread, PATIENCE_S)
             if thread.is_alive():
                 raise Wrong(f"{process.name} did not end within {PATIENCE_S:.0f} s")
             scheduler.kill(process)
 
+    def _stop(self, process: Process) -> None:
+        """SIGTERM: a loop ends after its current message."""
+        if process.alive and process.name in self.loops:
+            self.loops[process.name].loop.stop()
+
+    def _operator(self, number: int) -> tuple[Process, Thread]:
+        process = Process(f"operator-{number}", "machine-2")
+        config = self.config(process.machine, number)
+        return process, self.scheduler.start(process.name, process, partial(operate, self, config, process.name))
+
     def _wait(self, thread: Thread, seconds: float) -> None:
         until = self.scheduler.now + seconds
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
+            if self.loops and not self.over:
+                end = self.broker.end(TOPIC, 0, only_settled=False)
+                self.feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()
 
     def _look_after_servers(self) -> None:
@@ -174,7 +194,7 @@ class History:
 
     # --- the job -------------------------------------------------------------------------------------------------
 
-    def _config(self, machine: str, number: int, **more: Any) -> JobConfig:
+    def config(self, machine: str, number: int, **more: Any) -> JobConfig:
         """The configuration with which the owner of this number starts: teams move between backends."""
         decide = self.scheduler.decide
         both = ["blob-store", "kafka-changelog"]
@@ -189,6 +209,8 @@ class History:
             "state.dir": str(self._directory / machine),
             "task.backup.factories": backup,
             "task.restore.factories": [*first, *(f for f in both if f not in first)],
+            "task.inputs": [TOPIC],
+            "task.commit.ms": 3000,
             "task.commit.timeout.ms": 20_000,
             "task.commit.snapshot.interval": (["1 commit"], ["2 commits"], ["50 commits"])[decide("snapshots", 3)],
             "task.checkpoint.retained": 1 + decide("retained", 3),
@@ -210,49 +232,80 @@ class History:
     def _token(self) -> str:
         return self.scheduler._urandom(16).hex()
 
-    def _own(self, config: JobConfig, process: Process) -> None:
+    def _own(self, config: JobConfig, process: Process, number: int) -> None:
         """The life of an owner: it opens, processes, commits, and opens again after an error."""
-        for life in count():
-            if self._over or life > 3:
+        kind = self.scheduler.decide(f"kind {number}", 3)
+        for life in range(4):
+            if self.over:
                 return
+            turns = 2 + self.scheduler.decide(f"turns of {number} {life}", 8)
             try:
                 with StateManager(config, services=self.services) as manager:
-                    self._work(manager, process, life)
+                    if kind == 0:
+                        Driver(self, manager, process, number).run(turns)
+                    elif kind == 1:
+                        self._run_loop(manager, process, turns)
+                    else:
+                        self._work(manager, process, turns)
                 return
             except StatemgrError as error:
-                self.scheduler.note(f"{type(error).__name__}: {error.message}")
-                self._check_expected(error)
+                self.expect(error)
             self.scheduler.sleep(1.0)
 
-    def _check_expected(self, error: StatemgrError) -> None:
-        if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
+    def _run_loop(self, manager: StateManager, process: Process, turns: int) -> None:
+        member = Loop(self, manager)
+        self.loops[process.name] = member
+        try:
+            member.run()
+        finally:
+            del self.loops[process.name]
+
+    def expect(self, error: StatemgrError) -> None:
+        """Note an error that an operation may end with. Raises: Wrong for another one."""
+        self.scheduler.note(f"{type(error).__name__}: {error.message}")
+        if not isinstance(error, (RetryableError, FencedError, OutcomeUnknownError)):
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
 
-    def _work(self, manager: StateManager, process: Process, life: int) -> None:
-        scheduler, decide = self.scheduler, self.scheduler.decide
-        acked = self._acked
+    def _work(self, manager: StateManager, process: Process, turns: int) -> None:
+        scheduler, acked = self.scheduler, self.acked
         with manager.open_task(TASK) as task:
-            position = self._check(task, acked)
+            position = self.opened(task, acked)
             scheduler.note(f"opened at {position}")
-            for turn in range(2 + decide(f"turns of {process.name} {life}", 8)):
-                if self._over:
+            for turn in range(turns):
+                if self.over:
                     break
-                for _ in range(1 + decide(f"changes {process.name} {life} {turn}", 4)):
-                    store, key, value = self._change(position)
-                    task.store(store).delete(key) if value is None else task.store(store).put(key, value)
-                    position += 1
-                scheduler.sleep(0.1 * decide(f"rest {process.name} {life} {turn}", 30))
-                self._tried.add(position)
-                scheduler.trace(f"commit {position}")
-                checkpoint = task.commit({SOURCE: position})
-                self._acked = max(self._acked, position)
-                scheduler.note(f"committed {position}")
-                if checkpoint.input_offsets != {SOURCE: position}:
-                    raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
+                position = self.process(task, position, 1 + scheduler.decide(f"changes {process.name} {turn}", 4))
+                scheduler.sleep(0.1 * scheduler.decide(f"rest {process.name} {turn}", 30))
+                self._commit(task, position)
+
+    def process(self, task: Task, position: int, number: int) -> int:
+        """Apply some changes to the stores of a task. Returns: the offset of the next one."""
+        self.feed(position + number)
+        for offset in range(position, position + number):
+            store, key, value = self.change(offset)
+            task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+        return position + number
+
+    def feed(self, end: int) -> None:
+        """Let the input have records up to this offset."""
+        for _ in range(self.broker.end(TOPIC, 0, only_settled=False), end):
+            self.broker.append(TOPIC, 0, b"", b"")
+
+    def acknowledged(self, checkpoint: Checkpoint) -> None:
+        """An owner has learned that this checkpoint is published."""
+        self.acked = max(self.acked, checkpoint.input_offsets[SOURCE])
+
+    def _commit(self, task: Task, position: int) -> None:
+        self.tried.add(position)
+        checkpoint = task.commit({SOURCE: position})
+        self.acked = max(self.acked, position)
+        self.scheduler.note(f"committed {position}")
+        if checkpoint.input_offsets != {SOURCE: position}:
+            raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
 
     # --- the model -----------------------------------------------------------------------------------------------
 
-    def _change(self, number: int) -> tuple[str, bytes, bytes | None]:
+    def change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
         drawn = self.scheduler.decide(f"change {number}", 1000)
         key = b"key-%d" % (drawn % 7)
@@ -263,26 +316,37 @@ class History:
         """What the changes before an offset make."""
         state: State = {store: {} for store in STORES}
         for number in range(position):
-            store, key, value = self._change(number)
+            store, key, value = self.change(number)
             if value is None:
                 state[store].pop(key, None)
             else:
                 state[store][key] = value
         return state
 
-    def _check(self, task: Task, acked: int) -> int:
+    def opened(self, task: Task, acked: int) -> int:
         """Compare what an opening found. Returns: its position in the input."""
-        checkpoint = task.last_checkpoint
-        position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
-        if position < acked:
-            raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
-        if position not in self._tried:
-            raise Wrong(f"opened at {position}, which nobody has committed")
-        found: State = {store: dict(task.store(store).range()) for store in STORES}
-        expected = self.state_at(position)
-        if found != expected:
-            raise Wrong(f"opened at {position} with other state: {_difference(found, expected)}")
+        position = self.position(task.last_checkpoint, acked)
+        self.check({store: dict(task.store(store).range()) for store in STORES}, position)
         return position
+
+    def position(self, checkpoint: Checkpoint | None, acked: int) -> int:
+        """How far a checkpoint has read. Raises: Wrong if it is older than what was acknowledged, or made up."""
+        position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
+        if position < min(acked, self.acked):
+            raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
+        if position not in self.tried:
+            raise Wrong(f"opened at {position}, which nobody has committed")
+        return position
+
+    def check(self, found: State, position: int) -> None:
+        """Raises: Wrong if this is not the state at ``position``."""
+        if found != (expected := self.state_at(position)):
+            raise Wrong(f"other state at {position}: {_difference(found, expected)}")
+
+    def check_collected(self, report: GarbageReport) -> None:
+        """Raises: Wrong if a collection of garbage found something lost."""
+        if report.missing:
+            raise Wrong(f"gc misses {report.missing}")
 
     # --- peace ---------------------------------------------------------------------------------------------------
 
@@ -300,13 +364,13 @@ class History:
         self._in_process("gc", "machine-0", self._collect)
 
     def _backends(self) -> tuple[str, ...]:
-        return self._config("machine-0", 0).stores[STORES[0]].backup_factories
+        return self.config("machine-0", 0).stores[STORES[0]].backup_factories
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None
     ) -> None:
         process = Process(name, machine)
-        config = self._config(machine, 0, **(more or {}))
+        config = self.config(machine, 0, **(more or {}))
         thread = self.scheduler.start(name, process, lambda: work(config))
         self._wait(thread, PATIENCE_S)
         if thread.is_alive():
@@ -314,21 +378,16 @@ class History:
         self.scheduler.kill(process)
 
     def _last_owner(self, config: JobConfig) -> None:
-        acked = self._acked
+        acked = self.acked
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            position = self._check(task, acked)
+            position = self.opened(task, acked)
             for _ in range(2):
-                for _ in range(3):
-                    store, key, value = self._change(position)
-                    task.store(store).delete(key) if value is None else task.store(store).put(key, value)
-                    position += 1
-                self._tried.add(position)
-                task.commit({SOURCE: position})
-                self._acked = position
+                position = self.process(task, position, 3)
+                self._commit(task, position)
 
     def _reopen(self, config: JobConfig) -> None:
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            if self._check(task, self._acked) != self._acked:
+            if self.opened(task, self.acked) != self.acked:
                 raise Wrong("the last commit is not the current one")
 
     def _collect(self, config: JobConfig) -> None:
@@ -343,9 +402,6 @@ class History:
                 f"after gc: {len(left - needed)} blobs too many {sorted(left - needed)[:3]}, "
                 f"missing {sorted(needed - left)[:3]}"
             )
-
-
-_EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
 
 
 def _difference(found: State, expected: State) -> str:

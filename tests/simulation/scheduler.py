@@ -51,6 +51,7 @@ class Process:
         self.name = name
         self.machine = machine
         self.alive = True
+        self.ended_at = 0.0
         self.paused_until = 0.0
         self.locked_files: set[int] = set()
         self.calls: dict[str, int] = {}
@@ -161,6 +162,7 @@ class Scheduler:
     def kill(self, process: Process) -> None:
         """End a process now. If the caller belongs to it, this does not return."""
         process.alive = False
+        process.ended_at = self.now
         for descriptor in sorted(process.locked_files):
             _real["flock"](descriptor, fcntl.LOCK_UN)
         process.locked_files.clear()

@@ -19,14 +19,17 @@ from statemgr.blobs import memory
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import UnavailableError
 from statemgr.kafka.clients import INSTEAD
+from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
-from statemgr.testing.memory_clients import MemoryAdmin, MemoryConsumer, MemoryProducer
+from statemgr.testing.memory_clients import Callback, MemoryAdmin, MemoryConsumer, MemoryGroupConsumer, MemoryProducer
 from statemgr.testing.memory_kafka import MemoryBroker
 from tests.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
 #: What a client is told when nobody answers.
 _TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "nobody answers", False, True, False)
+#: Seconds of silence after which a consumer group gives up a member.
+_SESSION_S = 10.0
 
 
 @dataclass
@@ -107,10 +110,16 @@ class Broker(MemoryBroker):
         self.network = network
         #: transactional ID → when its open transaction ends by itself
         self.deadlines: dict[str, float] = {}
+        #: Members of consumer groups.
+        self.members: list[SimulatedGroupConsumer] = []
 
     def expire(self) -> None:
-        """Abort what is open for too long."""
+        """Abort what is open for too long, and give up members of groups that are silent."""
         now = self.network.scheduler.now
+        for member in [member for member in self.members if member.is_silent(now)]:
+            member.give_up()
+            if not member.process.alive:
+                self.members.remove(member)
         with self.changed:
             for name in [name for name in self._open if self.deadlines.get(name, now) < now]:
                 self._end(name, committed=False)
@@ -142,11 +151,11 @@ class SimulatedProducer(MemoryProducer):
         self, topic: str, value: Any = None, key: Any = None, partition: Any = None, *args: Any, **more: Any
     ) -> None:
         moment = self._network.step("produce")
-        if self._id is not None and self._network.scheduler.chance(
-            f"refused {moment}", self._network.faults.refused_record
-        ):
-            self._network.happened("refused record", f"a record for {topic} is lost")
-            self._failed = KafkaError(KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True)
+        lost = self._network.scheduler.chance(f"refused {moment}", self._network.faults.refused_record)
+        if self._id is not None and (lost or self._failed is not None):  # the records after a lost one are lost, too
+            if self._failed is None:
+                self._network.happened("refused record", f"a record for {topic} is lost")
+                self._failed = KafkaError(KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True)
             report = more.get("on_delivery")
             if report is not None:
                 message = Message(topic=topic, partition=-1 if partition is None else partition, error=self._failed)
@@ -200,6 +209,49 @@ class SimulatedConsumer(MemoryConsumer):
         return self._network.call(
             "watermarks", lambda: super(SimulatedConsumer, self).get_watermark_offsets(partition), _no_answer, 1.0
         )
+
+
+class SimulatedGroupConsumer(MemoryGroupConsumer):
+    """A member that the group gives up when it was silent for too long. It learns that at its next poll."""
+
+    def __init__(self, broker: Broker, settings: Mapping[str, Any]) -> None:
+        super().__init__(broker, settings)
+        self._network, self._there = broker.network, broker
+        assert broker.network.scheduler.current is not None
+        self.process = broker.network.scheduler.current.process
+        self._on_lost: Callback | None = None
+        broker.members.append(self)
+
+    def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
+        self._on_lost = on_lost
+        super().subscribe(topics, on_assign, on_revoke)
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        self._network.step("poll")
+        if self not in self._there.groups[self._group].members:
+            lost = [TopicPartition(*at) for at in self._positions]
+            self._positions.clear()
+            if lost and self._on_lost is not None:
+                self._on_lost(self, lost)
+            self._released = 0
+            self._there.join(self._group, self)
+        return super().poll(timeout)
+
+    def _rebalance(self) -> None:
+        try:
+            super()._rebalance()
+        except ValueError:  # given up in the middle of it
+            if self in self._there.groups[self._group].members:
+                raise
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the group gives it up."""
+        since = self.process.ended_at if not self.process.alive else now
+        return now - since > _SESSION_S or self.process.paused_until - now > _SESSION_S
+
+    def give_up(self) -> None:
+        """Take its partitions."""
+        self._there.leave(self._group, self)
 
 
 class SimulatedAdmin(MemoryAdmin):
@@ -295,6 +347,7 @@ def served(broker: Broker, servers: str) -> Iterator[None]:
     """In this block, clients of ``servers`` are clients of the broker, and stores of ``memory://`` are simulated."""
     kinds: dict[object, Callable[[Broker, Mapping[str, Any]], Any]] = {
         Producer: SimulatedProducer, Consumer: SimulatedConsumer, AdminClient: SimulatedAdmin,
+        GroupConsumer: SimulatedGroupConsumer,
     }  # fmt: skip
 
     def make(kind: object, settings: Mapping[str, Any]) -> Any:
