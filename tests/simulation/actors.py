@@ -114,6 +114,11 @@ class Driver:
                     prepared = prepared_to_bytes(attempt.prepare({SOURCE: position + number}))
                 host.closing.wait()
             return prepared
+        except MissingState as error:
+            if history.acked == position:
+                raise
+            self._scheduler.note(f"the attempt is too late: {error.message}")  # others have published since
+            return None
         except StatemgrError as error:
             history.expect(error)
             return None
