@@ -80,9 +80,9 @@ class Counts:
 
     def take_plain(self, keys: Sequence[bytes], values: Sequence[bytes | None], end: int) -> int:
         """Count a batch of plain changes up to ``end``. Returns: that offset."""
-        found = [value for value in values if value is not None]
+        found = [*filter(None, values)]
         self.records += len(keys)
-        self.deletes += len(values) - len(found)
+        self.deletes += values.count(None) if len(found) < len(values) else 0
         self.size += sum(map(len, keys)) + sum(map(len, found))
         return end
 

@@ -95,22 +95,21 @@ class _Seen:
             bounds = partition.bounds
             for batch in old.records(store.topic.name, partition.number, bounds.start, partition.end):
                 self.first = self.first if self.first[1] else (task, batch)
-                for record in batch:
-                    self._look(record)
-                    if not self.possible:
-                        return
+                self._look(batch)
+                if not self.possible:
+                    return
                 for name, kind in self.possible.items():
                     if kind.time_ms is not None:
                         self.newest_ms[name, task] = max(self.newest_ms.get((name, task), 0), *map(kind.time_ms, batch))
 
-    def _look(self, record: OldRecord) -> None:
+    def _look(self, batch: Sequence[OldRecord]) -> None:
         for name, kind in list(self.possible.items()):
             assert kind.looks is not None
-            told = kind.looks(record)
-            if told is False:
+            told = [*map(kind.looks, batch)]
+            if False in told:
                 del self.possible[name]
-                self.against[name] = record.offset
-            elif told:
+                self.against[name] = batch[told.index(False)].offset
+            elif True in told:
                 self.shown.add(name)
 
     def likely(self) -> list[str]:
