@@ -29,6 +29,11 @@ _LAYERS = {
 # That breaks the child, and no session could start afterwards.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# A run starts hundreds of Python processes. Without bytecode on the disk, each would compile the project once more, and
+# each worker would rewrite the assertions of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
 
