@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -99,6 +100,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("secured"))
     # These tests stay on few workers and take the longest, so they start first.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the thousands of collected tests, which live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
