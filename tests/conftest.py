@@ -89,9 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if layer:
             item.add_marker(_LAYERS[layer])
             if layer == "spark":
-                # Two workers run everything that starts a JVM with Spark. With more, the JVMs would wait for each
-                # other; with one, that worker would finish last.
-                item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
+                # Each worker with such tests starts and warms up a JVM. One is enough, except for the long tests, with
+                # which one worker would finish last. More than two JVMs would wait for each other.
+                half = crc32(item.path.name.encode()) % 2 if item.get_closest_marker("long") else 0
+                item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
         if item.get_closest_marker("heavy") and not item.get_closest_marker("timeout"):
