@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
+from botocore.loaders import create_loader
 
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
@@ -130,9 +132,12 @@ def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredK
 
 
 @pytest.fixture(scope="session")
-def s3() -> servers.S3Server:
+def s3() -> Iterator[servers.S3Server]:
     """Return the run's S3 server. Tests share its bucket and get unique prefixes from ``fresh_prefix``."""
-    return servers.s3_server()
+    with pytest.MonkeyPatch.context() as patch:
+        # otherwise each client reads the description of S3 once more, which takes longer than most tests
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield servers.s3_server()
 
 
 @pytest.fixture
