@@ -7,7 +7,7 @@ PYTHON ?=
 ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
-# four tests at a time (they wait more than they compute); those of Spark stay on one of two workers
+# four tests at a time (they wait more than they compute); those of Spark stay on one worker, or on two if they are long
 # a worker that dies is replaced (tests/scheduling.py)
 PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=4
 # examples of each property in the long tests

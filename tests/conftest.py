@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
+from botocore.loaders import create_loader
 
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
@@ -28,6 +31,11 @@ _LAYERS = {
 # Otherwise the Spark Connect client would restart its threads in each child of this process, between fork and exec.
 # That breaks the child, and no session could start afterwards.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# A run starts hundreds of Python processes. Without bytecode on the disk, each would compile the project once more, and
+# each worker would rewrite the assertions of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
@@ -83,9 +91,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if layer:
             item.add_marker(_LAYERS[layer])
             if layer == "spark":
-                # Two workers run everything that starts a JVM with Spark. With more, the JVMs would wait for each
-                # other; with one, that worker would finish last.
-                item.add_marker(pytest.mark.xdist_group(f"spark-{crc32(item.path.name.encode()) % 2}"))
+                # Each worker with such tests starts and warms up a JVM. One is enough, except for the long tests, with
+                # which one worker would finish last. More than two JVMs would wait for each other.
+                half = crc32(item.path.name.encode()) % 2 if item.get_closest_marker("long") else 0
+                item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
         if layer not in ("crash", "spark") and _SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(_LAYERS["integration"])
         if item.get_closest_marker("heavy") and not item.get_closest_marker("timeout"):
@@ -94,6 +103,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("secured"))
     # These tests stay on few workers and take the longest, so they start first.
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the thousands of collected tests, which live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -116,9 +132,12 @@ def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredK
 
 
 @pytest.fixture(scope="session")
-def s3() -> servers.S3Server:
+def s3() -> Iterator[servers.S3Server]:
     """Return the run's S3 server. Tests share its bucket and get unique prefixes from ``fresh_prefix``."""
-    return servers.s3_server()
+    with pytest.MonkeyPatch.context() as patch:
+        # otherwise each client reads the description of S3 once more, which takes longer than most tests
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield servers.s3_server()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_the_rest_works_without_an_operation(operation: str, tmp_path: Path) -> None:
     """Every other module can be imported, and the commands are gone that the operation had."""
     tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "statemgr", tree / "statemgr", ignore=shutil.ignore_patterns("__pycache__", operation))
+    shutil.copytree(ROOT / "statemgr", tree / "statemgr", ignore=shutil.ignore_patterns(operation))
     looked = run(tree, "-c", f"import sys\n{_LOOK}")
     assert looked.returncode == 0, looked.stderr
     gone = {name for name, (place, _) in commands().items() if place.startswith(f"statemgr.operations.{operation}.")}

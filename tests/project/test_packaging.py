@@ -13,6 +13,8 @@ import pytest
 from statemgr.cli import main
 from statemgr.config import factories
 
+# one worker, because each would set up the fixtures of this module
+pytestmark = pytest.mark.xdist_group("packaging")
 ROOT = Path(__file__).parents[2]
 _SHOW = (
     "import json, pathlib, statemgr; from statemgr.model.codecs.schemas import load_schema_files; "

@@ -44,9 +44,12 @@ def test_a_worker_dies(tmp_path: Path, dies: int, reruns: int, workers: int) -> 
     (tmp_path / "test_dying.py").write_text(_TESTS.format(dies=dies))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    command += ["-p", "xdist", "-p", "pytest_rerunfailures"]
     command += ["-n", str(workers), "--dist", "loadgroup", "--max-worker-restart=2", f"--reruns={reruns}"]
+    # other plug-ins take longer to load than these tests take
+    environment = {"PYTHONPATH": str(_ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(_ROOT)}, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == (0 if reruns else 1), done.stdout
     ended = done.stdout.splitlines()[-1]

@@ -30,6 +30,8 @@ from tests.jobs import SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import a_record, committed, job, make_topic, make_topics, send, wait_until
 from tests.servers import KafkaServer
 
+# one worker, because each would set up the fixtures of this module
+pytestmark = pytest.mark.xdist_group("ui")
 SECRET = "hunter2-do-not-show"
 EVIL = "<script>alert(1)</script>\"'&"
 KEYS = {f"key-{i:03}".encode(): f"value {i}".encode() for i in range(120)} | {EVIL.encode(): f"<b>{EVIL}</b>".encode()}

@@ -18,6 +18,9 @@ from statemgr.ports import list_blobs
 from statemgr_tools.dev.s3 import S3Server as DevS3Server
 from tests.servers import S3Server
 
+# one worker, because each would set up the fixtures of this module
+pytestmark = pytest.mark.xdist_group("moto")
+
 
 @pytest.fixture(scope="module")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevS3Server]:
