@@ -108,10 +108,10 @@ class MemoryBroker:
             check_name(name)
             if name in self.topics:
                 raise failure(KafkaError.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-            count = self._partitions if partitions in (None, -1) else partitions
-            if count is None or count < 1:
-                raise failure(KafkaError.INVALID_PARTITIONS, "Number of partitions was set to an invalid value.")
             check_settings(config or {})
+            count = self._partitions if partitions is None or partitions == -1 else partitions
+            if count < 1:
+                raise failure(KafkaError.INVALID_PARTITIONS, "Number of partitions was set to an invalid value.")
             self._topic_ids += 1
             logs = [Log() for _ in range(count)]
             self.topics[name] = Topic(Uuid(1, self._topic_ids), logs, dict(config or {}), replicas)
@@ -137,8 +137,8 @@ class MemoryBroker:
     def configure(self, name: str, changes: Mapping[str, str | None]) -> None:
         """Change settings of a topic; None means the default again. Raises: KafkaException."""
         with self.changed:
+            check_settings({key: DEFAULTS.get(key, "") if value is None else value for key, value in changes.items()})
             topic = self.topic(name)
-            check_settings({key: value for key, value in changes.items() if value is not None})
             merged = {**topic.config, **changes}
             topic.config = {key: value for key, value in merged.items() if value is not None}
 

@@ -47,11 +47,14 @@ class MemoryProducer:
         self._unnoticed: KafkaError | None = None
         #: A fatal error that ``poll`` has not raised yet.
         self._unraised: KafkaError | None = None
+        #: Whether the transaction has lost a record to a name that no topic can have.
+        self._has_lost = False
         self._reports: list[tuple[OnDelivery, KafkaError | None, Message]] = []
 
     # --- transactions --------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
+        self._check()
         self._expect(_State.INIT)
         self._mine = self._broker.fence(str(self._id), self._timeout_ms)
         self._state = _State.READY
@@ -59,11 +62,14 @@ class MemoryProducer:
     def begin_transaction(self) -> None:
         self._check()
         self._expect(_State.READY)
-        self._state, self._is_known = _State.OPEN, False
+        self._state, self._is_known, self._has_lost = _State.OPEN, False, False
 
     def commit_transaction(self, timeout: float = -1) -> None:
         self._check()
         self._expect(_State.OPEN)
+        if self._has_lost:
+            with self._failing():
+                raise failure(KafkaError._INCONSISTENT, "1 message(s) failed delivery", requires_abort=True)
         self._finish(committed=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
@@ -172,11 +178,14 @@ class MemoryProducer:
         """Note why a record was not written. Returns: the error of its delivery report."""
         if self._id is None:
             return error
+        if error.code() == KafkaError.TOPIC_EXCEPTION:
+            self._has_lost = True  # the commit says so
+            return error
         if error.fatal() or error.code() == KafkaError.INVALID_PRODUCER_ID_MAPPING:
             self._unnoticed = error
             return KafkaError(KafkaError._PURGE_QUEUE)
         # the partition is in the transaction before its leader refuses the record
-        self._is_known = error.code() != KafkaError.TOPIC_EXCEPTION or self._is_known
+        self._is_known = True
         self._unnoticed = KafkaError(error.code(), error.str(), False, False, True)
         return error
 
