@@ -195,11 +195,13 @@ class MemoryBroker:
         *,
         timestamp_ms: int | None = None,
         owner: tuple[str, ProducerId] | None = None,
+        checked: bool = False,
     ) -> tuple[int, int, tuple[int, int]]:
         """Write a record. Without a ``partition``, the CRC-32 of the key chooses it, as librdkafka does by default.
 
         Args:
             owner: the transactional ID and the producer, if the record belongs to its transaction.
+            checked: refuse what the settings of the topic do not allow. Otherwise a test may write anything.
 
         Returns: partition, offset, and timestamp with its type. Raises: KafkaException.
         """
@@ -211,8 +213,9 @@ class MemoryBroker:
                 partition = zlib.crc32(key or b"") % len(found.logs)
             log = self.log(topic, partition)
             txn = None if owner is None else self._joined(*owner, (topic, partition))
-            size = sum(len(part or b"") for part in (key, value, *(text for _, text in headers)))
-            check_record(found.settings, key, size, timestamp_ms, now_ms)
+            if checked:
+                size = sum(len(part or b"") for part in (key, value, *(text for _, text in headers)))
+                check_record(found.config, key, size, timestamp_ms, now_ms)
             by_broker = found.settings["message.timestamp.type"] == "LogAppendTime"
             stamp = (2, now_ms) if by_broker else (1, now_ms if timestamp_ms is None else timestamp_ms)
             offset = log.append(Entry(key, value, headers, stamp, txn))

@@ -168,7 +168,9 @@ class MemoryProducer:
         if self._id is not None:
             assert self._mine is not None
             owner = str(self._id), self._mine
-        taken = self._broker.append(topic, partition, key, value, headers, timestamp_ms=timestamp or None, owner=owner)
+        taken = self._broker.append(
+            topic, partition, key, value, headers, timestamp_ms=timestamp or None, owner=owner, checked=True
+        )
         self._is_known = True
         return taken
 
