@@ -59,13 +59,15 @@ changes = st.sampled_from(
 records = st.fixed_dictionaries(
     {
         "key": st.sampled_from([b"k", b"k", b"other", "text", None]),
-        "value": st.sampled_from([b"v", b"w", None, "text", b"large" * 300]),
+        "value": st.sampled_from([b"v", b"v", b"w", None, "text", b"large" * 300]),
         "headers": st.sampled_from([[], [("one", b"1"), ("none", None)]]),
     }
 )
 #: None; a given time; one that brokers refuse.
-times = st.sampled_from([None, None, None, LATER_MS, LATER_MS + 1, LATER_MS + 86_400_000])
-PRODUCE = st.tuples(st.just("produce"), owners, topics, partitions, records, times)
+times = st.sampled_from([None] * 10 + [LATER_MS, LATER_MS + 1, LATER_MS + 2, LATER_MS + 86_400_000])
+PRODUCES = [
+    st.tuples(st.just("produce"), owners, st.sampled_from("xxxy"), partitions, records, times) for _ in range(5)
+]
 CHANGES = [
     st.tuples(st.just("create"), topics, st.integers(0, 2), configs),
     st.tuples(st.just("delete"), topics),
@@ -75,7 +77,7 @@ CHANGES = [
     st.tuples(st.just("poll"), owners),
     st.tuples(st.just("init"), owners),
 ]
-TRANSACTIONS = [st.tuples(st.just(call), owners) for call in ("begin", "begin", "commit", "abort")]
+TRANSACTIONS = [st.tuples(st.just(call), owners) for call in ["begin"] * 4 + ["commit"] * 2 + ["abort"]]
 QUESTIONS = [
     st.tuples(st.just("read"), st.sampled_from(ISOLATIONS), topics, partitions, offsets),
     st.tuples(st.just("read"), st.sampled_from(ISOLATIONS), topics, partitions, st.just(OFFSET_BEGINNING)),
@@ -92,7 +94,7 @@ QUESTIONS = [
         st.just("group"), st.sampled_from("gh"), st.none() | st.lists(places, min_size=1, max_size=3, unique=True)
     ),
 ]
-STEPS = st.lists(st.one_of(PRODUCE, PRODUCE, *TRANSACTIONS, *CHANGES, *QUESTIONS), max_size=40)
+STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
 EXAMPLES = int(os.environ.get("STATEMGR_TEST_EXAMPLES", "50")) // 10
 
 
