@@ -42,7 +42,7 @@ class MemoryServers:
         self._id = uuid4().hex
         self.config = _in_memory(given, self._id)
         self.clock = ControlledClock(start_ms)
-        self.broker = MemoryBroker(lambda: self.now_ms, self.config.tasks)
+        self.broker = MemoryBroker(self.clock, self.config.tasks)
         self._numbers = count()
         self._closing = ExitStack()
         self._directory: Path | None = None
