@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,11 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from statemgr.blobs import memory
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import UnavailableError
+from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.kafka.clients import INSTEAD
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
 from statemgr.testing.memory_clients import MemoryAdmin, MemoryConsumer, MemoryProducer
-from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_kafka import MemoryBroker, Txn, failure
 from tests.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -73,13 +73,26 @@ class Network:
             scheduler.pause(process, seconds)
         return moment
 
-    def call(self, what: str, effect: Callable[[], T], fail: Callable[[str], Exception], timeout_s: float) -> T:
-        """A request to a server and its answer. Raises: what ``fail`` makes, if one of them got lost."""
+    def call(
+        self,
+        what: str,
+        effect: Callable[[], T],
+        fail: Callable[[str], Exception],
+        timeout_s: float,
+        *,
+        may_be_late: bool = False,
+    ) -> T:
+        """A request to a server and its answer. Raises: what ``fail`` makes, if one of them got lost.
+
+        ``may_be_late``: a request that counts as lost may still arrive, when nobody waits for its answer.
+        """
         moment, scheduler = self.step(what), self.scheduler
         slow = scheduler.chance(f"slow {moment}", self.faults.slow)
         scheduler.sleep(timeout_s * 0.8 if slow else 0.0005 * (1 + scheduler.decide(f"latency {moment}", 8)))
         if scheduler.chance(f"request {moment}", self.faults.lost_request):
             self.happened("lost request", f"{what}: the request is lost")
+            if may_be_late and scheduler.decide(f"late {moment}", 2):
+                self._deliver_late(moment, effect)
             scheduler.sleep(timeout_s)
             raise fail(what)
         result = effect()
@@ -90,6 +103,17 @@ class Network:
         self.step(f"{what}, answered")
         return result
 
+    def _deliver_late(self, moment: str, effect: Callable[[], object]) -> None:
+        scheduler = self.scheduler
+
+        def deliver() -> None:
+            scheduler.sleep(0.5 + scheduler.decide(f"how late {moment}", 30))
+            with suppress(KafkaException, StatemgrError):
+                effect()
+            self.happened("late request", f"{moment}: the request arrives")
+
+        scheduler.start(f"late {moment}", scheduler.world, deliver)
+
     def happened(self, kind: str, text: str) -> None:
         self.seen[kind] = self.seen.get(kind, 0) + 1
         self.scheduler.note(text)
@@ -99,14 +123,73 @@ def _no_answer(what: str) -> KafkaException:
     return KafkaException(_TIMED_OUT)
 
 
+#: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
+_REMEMBERED_S = 600.0
+
+
 class Broker(MemoryBroker):
-    """A broker that aborts transactions after their time, and fences their producers."""
+    """A broker that aborts transactions after their time and fences their producers, forgets IDs, and compacts topics.
+    Another job writes to the checkpoint topic, too."""
 
     def __init__(self, network: Network, time_ms: Callable[[], int]) -> None:
         super().__init__(time_ms)
         self.network = network
         #: transactional ID → when its open transaction ends by itself
         self.deadlines: dict[str, float] = {}
+        #: transactional ID → when it was used last, and the epoch up to which its producers are forgotten
+        self._used: dict[str, float] = {}
+        self._forgotten: dict[str, int] = {}
+        self._looks = 0
+
+    def fence(self, transactional_id: str) -> int:
+        self._used[transactional_id] = self.network.scheduler.now
+        return super().fence(transactional_id)
+
+    def check(self, transactional_id: str, epoch: int) -> None:
+        if epoch <= self._forgotten.get(transactional_id, -1):
+            raise failure(KafkaError.INVALID_PRODUCER_ID_MAPPING, "the producer ID is not assigned to this ID")
+        super().check(transactional_id, epoch)
+        self._used[transactional_id] = self.network.scheduler.now
+
+    def forget(self) -> None:
+        """Forget the transactional IDs that nobody has used for long."""
+        now = self.network.scheduler.now
+        with self.changed:
+            for name, used in list(self._used.items()):
+                if used + _REMEMBERED_S < now and name not in self._open:
+                    del self._used[name]
+                    self._forgotten[name] = self._epochs[name]
+                    self.network.happened("forgotten ID", f"the broker forgets {name}")
+
+    def compact(self) -> None:
+        """Remove the records that compaction may remove: those that a later one replaces, and old deletes."""
+        now_ms = self._time_ms()
+        with self.changed:
+            for name, topic in self.topics.items():
+                lag_ms = int(topic.config.get("min.compaction.lag.ms", 0))
+                keep_ms = int(topic.config.get("delete.retention.ms", 86_400_000))
+                for partition, log in enumerate(topic.logs):
+                    if topic.config.get("cleanup.policy") != "compact":
+                        continue
+                    newest: dict[bytes | None, int] = {}
+                    for offset, entry in enumerate(log[: self.end(name, partition, only_settled=True)]):
+                        if entry.is_visible and entry.timestamp[1] + lag_ms < now_ms:
+                            newest[entry.key] = offset
+                            entry.is_marker = True
+                    for offset in newest.values():
+                        entry = log[offset]
+                        entry.is_marker = entry.value is None and entry.timestamp[1] + keep_ms < now_ms
+
+    def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
+        """Let another job end its open transaction on a topic, or begin one."""
+        scheduler, name = self.network.scheduler, "neighbour"
+        self._looks += 1
+        with self.changed:
+            if name in self._open:
+                if not goes_on or scheduler.chance(f"neighbour ends {self._looks}", 0.3):
+                    self.finish(name, self._epochs[name], committed=bool(scheduler.decide(f"end {self._looks}", 2)))
+            elif goes_on and topic in self.topics and scheduler.chance(f"neighbour begins {self._looks}", 0.05):
+                self.append(topic, 0, key, None, owner=self.begin(name, self.fence(name)))
 
     def expire(self) -> None:
         """Abort what is open for too long."""
@@ -134,7 +217,12 @@ class SimulatedProducer(MemoryProducer):
         self._network.call("init-transactions", super().init_transactions, _no_answer, max(timeout, 0.01))
 
     def begin_transaction(self) -> None:
-        super().begin_transaction()
+        try:
+            super().begin_transaction()
+        except KafkaException:
+            if self._txn is not None:
+                raise
+            self._txn = Txn()  # the client asks nobody, and its first record will be refused
         self._failed = self._ended = None
         self._there.deadlines[str(self._id)] = self._network.scheduler.now + self._timeout_s
 
@@ -159,21 +247,30 @@ class SimulatedProducer(MemoryProducer):
         return super().flush(timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
+        txn = self._txn
+
         def effect() -> None:
             if self._failed is not None:
                 raise KafkaException(self._failed)
             if self._ended is None:
+                if self._txn is not txn:
+                    return  # it arrives late, and another transaction is open by now
                 super(SimulatedProducer, self).commit_transaction()
                 self._ended = True
             else:
                 self._there.check(str(self._id), self._epoch)
 
-        self._network.call("commit-transaction", effect, _no_answer, max(timeout, 0.01))
+        self._network.call("commit-transaction", effect, _no_answer, max(timeout, 0.01), may_be_late=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         def effect() -> None:
             if self._ended is None:
-                super(SimulatedProducer, self).abort_transaction()
+                try:
+                    super(SimulatedProducer, self).abort_transaction()
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.INVALID_PRODUCER_ID_MAPPING:
+                        raise
+                    super(SimulatedProducer, self).init_transactions()  # the client takes the ID again, silently
                 self._ended = False
             self._failed = None
 
@@ -253,7 +350,7 @@ class SimulatedBlobStore(MemoryBlobStore):
         if self.network.scheduler.chance(self.network.step(f"blob-{what} fails"), self.network.faults.blob_fails):
             self.network.happened("blob request fails", f"blob {what} fails")
             raise failed(what)
-        return self.network.call(f"blob-{what}", effect, failed, 5.0)
+        return self.network.call(f"blob-{what}", effect, failed, 5.0, may_be_late=what in ("put", "delete"))
 
     def expire(self) -> None:
         """Delete what has expired."""
