@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,15 +29,16 @@ def main() -> int:
     parser.add_argument(
         "--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults.py)"
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
+    parser.add_argument("--histories", help=argparse.SUPPRESS)
     given = parser.parse_args()
     first, _, end = given.seeds.partition(":")
-    if given.worker:
-        _work(int(first), int(end), given.jobs, given.fault)
+    if given.histories is not None:
+        _work(json.loads(given.histories))
         return 0
     if given.replay is not None:
         return _tell(given.replay, given.fault)
-    return _all(int(first), int(end), given.jobs, given.fault)
+    return _all(range(int(first), int(end)), given.jobs, given.fault, only_first=given.first)
 
 
 def _environment() -> dict[str, str]:
@@ -49,20 +50,20 @@ def _with(fault: str | None) -> list[str]:
     return ["--fault", fault] if fault else []
 
 
-def lived(first: int, end: int, jobs: int, fault: str | None = None) -> Iterator[dict[str, object]]:
-    """Live the histories of some seeds in ``jobs`` processes, in any order. Each is an object with ``seed``,
-    ``fingerprint``, ``seen`` and ``error`` (None if it went well)."""
-    command = [sys.executable, "-m", "tests.simulation", "--worker", "--jobs", str(jobs)]
-    command += _with(fault)
+def lived(histories: Sequence[tuple[int, str | None]], jobs: int) -> Iterator[dict[str, object]]:
+    """Live histories in ``jobs`` processes, in any order.
+
+    Args:
+        histories: seeds, each with the name of the known fault that is put back, if there is one.
+
+    Returns: an object for each, with ``seed``, ``fault``, ``fingerprint``, ``seen`` and ``error`` (None if it went
+        well).
+    """
+    command = [sys.executable, "-m", "tests.simulation", "--histories"]
+    shares = [histories[number::jobs] for number in range(min(jobs, len(histories)))]
     workers = [
-        subprocess.Popen(
-            [*command, "--seeds", f"{first + number}:{end}"],
-            cwd=ROOT,
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(min(jobs, max(end - first, 1)))
+        subprocess.Popen([*command, json.dumps(share)], cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True)
+        for share in shares
     ]
     try:
         for worker in workers:
@@ -77,35 +78,40 @@ def lived(first: int, end: int, jobs: int, fault: str | None = None) -> Iterator
             worker.communicate()
 
 
-def _work(first: int, end: int, step: int, fault: str | None) -> None:
-    """Live every ``step``-th seed, and print one line of JSON for each."""
+def _work(histories: Sequence[tuple[int, str | None]]) -> None:
+    """Live histories one after the other, and print one line of JSON for each."""
     from tests.simulation.history import History
     from tests.simulation.known_faults import put_back
 
     gc.disable()  # finalizers must run at the same moment in each run
-    for seed in range(first, end, step):
+    for seed, fault in histories:
         history, error = History(seed), None
         try:
             with put_back(fault):
                 history.run()
         except BaseException as raised:
             error = f"{type(raised).__name__}: {raised}"
-        result = {"seed": seed, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen, "error": error}
+        result = {
+            "seed": seed, "fault": fault, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen,
+            "error": error,
+        }  # fmt: skip
         print(json.dumps(result), flush=True)
         del history
         gc.collect()
 
 
-def _all(first: int, end: int, jobs: int, fault: str | None) -> int:
+def _all(seeds: range, jobs: int, fault: str | None, *, only_first: bool) -> int:
     began_s, done, failed, seen = time.monotonic(), 0, [], Counter[str]()
-    for result in lived(first, end, jobs, fault):
+    for result in lived([(seed, fault) for seed in seeds], jobs):
         done += 1
         seen.update(result["seen"])  # type: ignore[call-overload]
         if result["error"] is not None:
             failed.append(result)
             print(f"seed {result['seed']}: {result['error']}", flush=True)
+            if only_first:
+                break
         elif sys.stderr.isatty():
-            print(f"\r{done} of {end - first} histories", end="", file=sys.stderr, flush=True)
+            print(f"\r{done} of {len(seeds)} histories", end="", file=sys.stderr, flush=True)
     happened = ", ".join(f"{number:,} × {kind}" for kind, number in sorted(seen.items()))
     print(f"{done:,} histories in {time.monotonic() - began_s:.0f} s, {len(failed)} failed: {happened}")
     if failed:

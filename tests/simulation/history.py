@@ -5,50 +5,85 @@ offset. So the state of a checkpoint is what the changes before its offset make,
 
 - whoever opens a task finds exactly that state, of a checkpoint that somebody has tried to publish
 - it is not older than any that an owner was told is published before the opening began
+- it is not one whose commit an owner was told has failed
+- a commit gives a store a new state ID if, and only if, the store has changed
 - every operation ends, with a result or a typed error
-- when the world is at peace again, the task opens, every backend alone restores the same state, and one collection of
-  garbage leaves exactly the blobs that retained checkpoints need
+- when the world is at peace again, the task opens, every backend alone restores the same state, every retained
+  checkpoint can be restored, and one collection of garbage leaves exactly the blobs that retained checkpoints need
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from statemgr import JobConfig, StateManager
+from statemgr.engine import Epoch, PreparedCommit, open_attempt
+from statemgr.engine.attempts import Attempt
+from statemgr.engine.host import AttemptHost
 from statemgr.engine.task import Task
-from statemgr.errors import FencedError, OutcomeUnknownError, RetryableError, StatemgrError
-from statemgr.ids import IdSource
+from statemgr.errors import (
+    CorruptError,
+    FencedError,
+    InvalidError,
+    MissingError,
+    MissingState,
+    OutcomeUnknownError,
+    PermissionNeeded,
+    RetryableError,
+    StatemgrError,
+)
+from statemgr.flows.committing import background_snapshots
+from statemgr.flows.opening.restore import restore_task
+from statemgr.ids import IdSource, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.clock import SystemClock
-from statemgr.model.checkpoint import Checkpoint, Owner
-from statemgr.operations.gc.gc import GarbageReport, collect_garbage
+from statemgr.model import codecs
+from statemgr.model.checkpoint import Checkpoint, CheckpointKey, Owner
+from statemgr.operations.gc.gc import collect_garbage
 from statemgr.operations.gc.needed_blobs import find_needed_blobs
 from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
-from tests.simulation.actors import SOURCE, TASK, TOPIC, Driver, Loop, operate
 from tests.simulation.scheduler import Executors, Process, Scheduler, Thread
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 
+TASK, SOURCE = "Partition 0", "orders-0"
+BACKENDS = ("blob-store", "kafka-changelog")
 STORES = ("totals", "latest")
 DAY_S = 86_400.0
+#: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
+#: meanwhile.
+_plugins = cache(importlib.metadata.entry_points)
 #: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
 PATIENCE_S = 3600.0
+#: The key of another job's records on the checkpoint topic.
+_NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 State = dict[str, dict[bytes, bytes]]
 
 
 class Wrong(AssertionError):
     """The history broke a property."""
+
+
+@dataclass
+class Reached:
+    """How far the work on a task is: its position in the input, and the stores with changes since the last commit."""
+
+    position: int
+    changed: set[str] = field(default_factory=set)
 
 
 class Clock(SystemClock):
@@ -80,12 +115,19 @@ class History:
         self.network = Network(scheduler, self._faults(without))
         self._directory = Path()
         self._name = f"simulated-{seed}"
-        self.acked = 0
-        self.tried = {0}
+        self._acked = 0
+        #: position → how many commits of it are published, or may be
+        self._tried = Counter({0: 1})
+        self._acks = 0
+        #: what executors have prepared for the last driver
+        self._prepared: list[PreparedCommit] = []
+        #: how often an owner is the driver of an engine
+        self._drivers = (0.0, 0.4, 0.9)[scheduler.decide("drivers", 3)]
+        #: the tasks of the job; only a driver works on those after the first
+        self._tasks = 1 + (scheduler.decide("tasks", 3) == 0)
+        self._width = (0, 7, 2900)[scheduler.decide("width of values", 3)]
         self._numbers = count()
-        self.over = False
-        #: Process → the loop that runs in it.
-        self.loops: dict[str, Loop] = {}
+        self._over = False
         self._lifetimes = owners or 3 + scheduler.decide("lifetimes", 5)
 
     @property
@@ -95,10 +137,13 @@ class History:
     def run(self) -> None:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
+        # a process begins with it as it is at first, whatever this one did before
+        background_snapshots._PATIENCE = background_snapshots._Patience()
         shm = Path("/dev/shm")
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:
-            self.scheduler.run(self._live)
+            with mock.patch.object(importlib.metadata, "entry_points", _plugins):
+                self.scheduler.run(self._live)
         finally:
             logging.disable(logging.NOTSET)
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -117,11 +162,11 @@ class History:
 
     def _live(self) -> None:
         scheduler, network = self.scheduler, self.network
-        self.broker = broker = Broker(network, lambda: int((scheduler.start_s + scheduler.now) * 1000))
+        self._topic = self._config("", 0).checkpoint_topic
+        self.broker = broker = Broker(network)
         with served(broker, f"memory:{self._name}"):
             self.bucket: SimulatedBlobStore = SimulatedBlobStore(Clock(scheduler, 0), self._name)
             self.bucket.network = network
-            broker.create(TOPIC, 1)
             add_observer(self._observe)
             try:
                 self._trouble()
@@ -147,58 +192,56 @@ class History:
                         scheduler.kill(process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
             process = Process(f"owner-{number}", machine)
-            config = self.config(machine, number)
-            thread = scheduler.start(process.name, process, partial(self._own, config, process, number))
+            config = self._config(machine, number)
+            work = self._work_as_driver if scheduler.chance(f"driver at {number}", self._drivers) else self._work
+            thread = scheduler.start(process.name, process, partial(self._own, config, process, work))
             living.append((process, thread))
-            if scheduler.chance(f"operator after {number}", 0.25):
-                living.append(self._operator(number))
-            self._wait(thread, 1.0 + scheduler.decide(f"life of {number}", 60))
-            if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.3):
+            self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
+            if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.5):
                 if scheduler.chance(f"end of {number}", 0.5):
                     scheduler.note(f"{process.name} is killed")
                     scheduler.kill(process)
                 else:
-                    self._stop(process)
                     self._wait(thread, PATIENCE_S)
             self._look_after_servers()
-        self.over = True
+            self._between(number)
+        self._over = True
         for process, thread in living:
-            self._stop(process)
             self._wait(thread, PATIENCE_S)
             if thread.is_alive():
                 raise Wrong(f"{process.name} did not end within {PATIENCE_S:.0f} s")
             scheduler.kill(process)
 
-    def _stop(self, process: Process) -> None:
-        """SIGTERM: a loop ends after its current message."""
-        if process.alive and process.name in self.loops:
-            self.loops[process.name].loop.stop()
-
-    def _operator(self, number: int) -> tuple[Process, Thread]:
-        process = Process(f"operator-{number}", "machine-2")
-        config = self.config(process.machine, number)
-        return process, self.scheduler.start(process.name, process, partial(operate, self, config, process.name))
+    def _between(self, number: int) -> None:
+        """What may happen between two owners, or while one lives."""
+        scheduler = self.scheduler
+        if scheduler.chance(f"a long time after {number}", 0.15):
+            scheduler.note("a day passes")
+            scheduler.sleep(26 * 3600.0)
+            self._look_after_servers()
+            self.broker.compact_all()
+        if scheduler.chance(f"gc after {number}", 0.25):
+            machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
+            self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
 
     def _wait(self, thread: Thread, seconds: float) -> None:
         until = self.scheduler.now + seconds
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
-            if self.loops and not self.over:
-                end = self.broker.end(TOPIC, 0, only_settled=False)
-                self.feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()
 
     def _look_after_servers(self) -> None:
-        self.broker.expire()
+        self.broker.look()
+        self.broker.let_neighbour_write(self._topic, _NEIGHBOUR, goes_on=not self._over)
         self.bucket.expire()
 
     # --- the job -------------------------------------------------------------------------------------------------
 
-    def config(self, machine: str, number: int, **more: Any) -> JobConfig:
+    def _config(self, machine: str, number: int, **more: Any) -> JobConfig:
         """The configuration with which the owner of this number starts: teams move between backends."""
         decide = self.scheduler.decide
-        both = ["blob-store", "kafka-changelog"]
-        kinds = [["blob-store"], ["kafka-changelog"], both]
+        both = list(BACKENDS)
+        kinds = [[both[0]], [both[1]], both]
         first = kinds[decide("backends", 3)]
         # a backend comes and goes only while another one has the state: from one to both to the other
         backup = both if number and decide(f"both at {number}", 3) == 0 else first
@@ -208,9 +251,8 @@ class History:
             "blob.store.uri": f"memory://{self._name}",
             "state.dir": str(self._directory / machine),
             "task.backup.factories": backup,
-            "task.restore.factories": [*first, *(f for f in both if f not in first)],
-            "task.inputs": [TOPIC],
-            "task.commit.ms": 3000,
+            "task.restore.factories": both if decide(f"restore order at {number}", 2) else both[::-1],
+            "job.tasks": self._tasks,
             "task.commit.timeout.ms": 20_000,
             "task.commit.snapshot.interval": (["1 commit"], ["2 commits"], ["50 commits"])[decide("snapshots", 3)],
             "task.checkpoint.retained": 1 + decide("retained", 3),
@@ -232,121 +274,213 @@ class History:
     def _token(self) -> str:
         return self.scheduler._urandom(16).hex()
 
-    def _own(self, config: JobConfig, process: Process, number: int) -> None:
+    def _own(self, config: JobConfig, process: Process, work: Callable[[StateManager, Process, int], None]) -> None:
         """The life of an owner: it opens, processes, commits, and opens again after an error."""
-        kind = self.scheduler.decide(f"kind {number}", 3)
-        for life in range(4):
-            if self.over:
+        for life in count():
+            if self._over or life > 3:
                 return
-            turns = 2 + self.scheduler.decide(f"turns of {number} {life}", 8)
             try:
                 with StateManager(config, services=self.services) as manager:
-                    if kind == 0:
-                        Driver(self, manager, process, number).run(turns)
-                    elif kind == 1:
-                        self._run_loop(manager, process, turns)
-                    else:
-                        self._work(manager, process, turns)
+                    work(manager, process, life)
                 return
             except StatemgrError as error:
-                self.expect(error)
+                self.scheduler.note(f"{type(error).__name__}: {error.message}")
+                self._check_expected(error)
             self.scheduler.sleep(1.0)
 
-    def _run_loop(self, manager: StateManager, process: Process, turns: int) -> None:
-        member = Loop(self, manager)
-        self.loops[process.name] = member
-        try:
-            member.run()
-        finally:
-            del self.loops[process.name]
-
-    def expect(self, error: StatemgrError) -> None:
-        """Note an error that an operation may end with. Raises: Wrong for another one."""
-        self.scheduler.note(f"{type(error).__name__}: {error.message}")
-        if not isinstance(error, (RetryableError, FencedError, OutcomeUnknownError)):
+    def _check_expected(self, error: StatemgrError) -> None:
+        if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
 
-    def _work(self, manager: StateManager, process: Process, turns: int) -> None:
-        scheduler, acked = self.scheduler, self.acked
+    def _work(self, manager: StateManager, process: Process, life: int) -> None:
+        decide, acked = self.scheduler.decide, self._acked
         with manager.open_task(TASK) as task:
-            position = self.opened(task, acked)
-            scheduler.note(f"opened at {position}")
-            for turn in range(turns):
-                if self.over:
+            at = Reached(self._check(task, acked))
+            self.scheduler.note(f"opened at {at.position}")
+            for turn in range(2 + decide(f"turns of {process.name} {life}", 8)):
+                if self._over:
                     break
-                position = self.process(task, position, 1 + scheduler.decide(f"changes {process.name} {turn}", 4))
-                scheduler.sleep(0.1 * scheduler.decide(f"rest {process.name} {turn}", 30))
-                self._commit(task, position)
+                moment = f"{process.name} {life} {turn}"
+                self._change_some(task, at, decide(f"changes {moment}", 5))
+                self.scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
+                try:
+                    self._commit(task, at, moment)
+                except (RetryableError, OutcomeUnknownError) as error:
+                    if decide(f"gives up {moment}", 2):
+                        raise
+                    if self._may_be_published(error):
+                        at.changed.add("perhaps none")
+                    self.scheduler.note(f"goes on after {type(error).__name__}: {error.message}")
 
-    def process(self, task: Task, position: int, number: int) -> int:
-        """Apply some changes to the stores of a task. Returns: the offset of the next one."""
-        self.feed(position + number)
-        for offset in range(position, position + number):
-            store, key, value = self.change(offset)
-            task.store(store).delete(key) if value is None else task.store(store).put(key, value)
-        return position + number
-
-    def feed(self, end: int) -> None:
-        """Let the input have records up to this offset."""
-        for _ in range(self.broker.end(TOPIC, 0, only_settled=False), end):
-            self.broker.append(TOPIC, 0, b"", b"")
-
-    def acknowledged(self, checkpoint: Checkpoint) -> None:
-        """An owner has learned that this checkpoint is published."""
-        self.acked = max(self.acked, checkpoint.input_offsets[SOURCE])
-
-    def _commit(self, task: Task, position: int) -> None:
-        self.tried.add(position)
-        checkpoint = task.commit({SOURCE: position})
-        self.acked = max(self.acked, position)
-        self.scheduler.note(f"committed {position}")
+    def _commit(self, task: Task, at: Reached, moment: str) -> None:
+        """Commit, and sometimes process more meanwhile. Raises: as ``Task.commit``; then the task may go on."""
+        before, done, position = task.last_checkpoint, at.changed, at.position
+        meanwhile = self.scheduler.decide(f"meanwhile {moment}", 12)
+        with self._committing(position):
+            if meanwhile > 2:
+                checkpoint = task.commit({SOURCE: position})
+                at.changed = set()
+            else:
+                started, at.changed = task.commit_async({SOURCE: position}), set()
+                self._change_some(task, at, meanwhile)
+                try:
+                    checkpoint = started.result()
+                except StatemgrError:
+                    at.changed |= done
+                    task.forgive()
+                    raise
         if checkpoint.input_offsets != {SOURCE: position}:
             raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
+        self._check_state_ids(before, checkpoint, done)
+
+    @contextmanager
+    def _committing(self, position: int) -> Iterator[None]:
+        """A block that commits a position."""
+        self._tried[position] += 1
+        self.scheduler.trace(f"commit {position}")
+        try:
+            yield
+        except RetryableError as error:
+            if not self._may_be_published(error):
+                self._tried[position] -= 1
+            raise
+        self._acked = max(self._acked, position)
+        self._acks += 1
+        self.scheduler.note(f"committed {position}")
+
+    def _may_be_published(self, error: StatemgrError) -> bool:
+        return not isinstance(error, RetryableError) or error.message.startswith("the commit did not end")
+
+    def _change_some(self, task: Task | Attempt, at: Reached, changes: int) -> None:
+        """Process some input."""
+        for number in range(at.position, at.position + changes):
+            store, key, value = self._change(number)
+            task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+            at.position += 1
+            at.changed.add(store)
+
+    def _work_as_driver(self, manager: StateManager, process: Process, life: int) -> None:
+        """The work of an engine's driver, which publishes what its executors prepare."""
+        decide, config, acked = self.scheduler.decide, manager.config, self._acked
+        epoch = manager.acquire()
+        with closing(self.services(config)) as services:
+            host = AttemptHost(services)
+            if self._prepared:
+                self._publish_late(manager, self._prepared)
+            for turn in range(2 + decide(f"turns of {process.name} {life}", 6)):
+                if self._over:
+                    break
+                moment = f"{process.name} {life} {turn}"
+                prepared: list[PreparedCommit] = []
+                position = self._attempt(manager, epoch, host, acked, moment, prepared)
+                for other in list(epoch.checkpoints)[1:]:
+                    self._attempt_other(manager, epoch, host, other, position, prepared)
+                self._prepared = prepared
+                self.scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
+                with self._committing(position):
+                    published = manager.publish(prepared)
+                epoch = replace(epoch.after_publish(), checkpoints=published, refill=manager.damaged())
+
+    def _attempt(
+        self,
+        manager: StateManager,
+        epoch: Epoch,
+        host: AttemptHost,
+        acked: int,
+        moment: str,
+        done: list[PreparedCommit],
+    ) -> int:
+        """An executor's work on the first task. Returns: the new position."""
+        checkpoint = epoch.checkpoints[TASK]
+        with self._opened(manager, TASK, epoch, host) as attempt:
+            at = Reached(self._compare(checkpoint, attempt, acked))
+            self.scheduler.note(f"an attempt begins at {at.position}")
+            self._change_some(attempt, at, self.scheduler.decide(f"changes {moment}", 5))
+            done.append(attempt.prepare({SOURCE: at.position}))
+        return at.position
+
+    def _attempt_other(
+        self,
+        manager: StateManager,
+        epoch: Epoch,
+        host: AttemptHost,
+        task: str,
+        position: int,
+        done: list[PreparedCommit],
+    ) -> None:
+        """An executor's work on another task, which only stores the position."""
+        checkpoint = epoch.checkpoints[task]
+        with self._opened(manager, task, epoch, host) as attempt:
+            self._compare_other(checkpoint, attempt)
+            attempt.store(STORES[0]).put(b"at", b"%d" % position)
+            done.append(attempt.prepare({SOURCE: position}))
+
+    @contextmanager
+    def _opened(self, manager: StateManager, task: str, epoch: Epoch, host: AttemptHost) -> Iterator[Attempt]:
+        try:
+            attempt = open_attempt(manager.config, task, epoch.checkpoints[task], epoch, host=host)
+        except (MissingError, CorruptError):
+            manager.confirm()  # a newer owner may have evicted the checkpoint
+            raise
+        with attempt:
+            yield attempt
+
+    def _publish_late(self, manager: StateManager, prepared: list[PreparedCommit]) -> None:
+        """A driver is given commits that were prepared for an older one."""
+        with suppress(FencedError, InvalidError):
+            manager.publish(prepared)
+            raise Wrong("commits that were prepared for an older owner were published")
 
     # --- the model -----------------------------------------------------------------------------------------------
 
-    def change(self, number: int) -> tuple[str, bytes, bytes | None]:
+    def _change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
         drawn = self.scheduler.decide(f"change {number}", 1000)
         key = b"key-%d" % (drawn % 7)
-        value = None if drawn % 5 == 0 else b"%d" % number + b"." * (drawn % 40)
+        value = None if drawn % 5 == 0 else (b"%d" % number).ljust(self._width or drawn % 40, b".")
         return STORES[drawn % 2], key, value
 
     def state_at(self, position: int) -> State:
         """What the changes before an offset make."""
         state: State = {store: {} for store in STORES}
         for number in range(position):
-            store, key, value = self.change(number)
+            store, key, value = self._change(number)
             if value is None:
                 state[store].pop(key, None)
             else:
                 state[store][key] = value
         return state
 
-    def opened(self, task: Task, acked: int) -> int:
+    def _check(self, task: Task, acked: int) -> int:
         """Compare what an opening found. Returns: its position in the input."""
-        position = self.position(task.last_checkpoint, acked)
-        self.check({store: dict(task.store(store).range()) for store in STORES}, position)
-        return position
+        return self._compare(task.last_checkpoint, task, acked)
 
-    def position(self, checkpoint: Checkpoint | None, acked: int) -> int:
-        """How far a checkpoint has read. Raises: Wrong if it is older than what was acknowledged, or made up."""
+    def _compare(self, checkpoint: Checkpoint | None, opened: Task | Attempt, acked: int) -> int:
         position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
-        if position < min(acked, self.acked):
+        if position < acked:
             raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
-        if position not in self.tried:
+        if self._tried[position] < 1:
             raise Wrong(f"opened at {position}, which nobody has committed")
+        self._compare_state(position, {store: dict(opened.store(store).range()) for store in STORES})
         return position
 
-    def check(self, found: State, position: int) -> None:
-        """Raises: Wrong if this is not the state at ``position``."""
-        if found != (expected := self.state_at(position)):
+    def _compare_state(self, position: int, found: State) -> None:
+        expected = self.state_at(position)
+        if found != expected:
             raise Wrong(f"other state at {position}: {_difference(found, expected)}")
 
-    def check_collected(self, report: GarbageReport) -> None:
-        """Raises: Wrong if a collection of garbage found something lost."""
-        if report.missing:
-            raise Wrong(f"gc misses {report.missing}")
+    def _compare_other(self, checkpoint: Checkpoint | None, opened: Task | Attempt) -> None:
+        found = dict(opened.store(STORES[0]).range())
+        if found != ({b"at": b"%d" % checkpoint.input_offsets[SOURCE]} if checkpoint is not None else {}):
+            raise Wrong(f"another task opened with other state: {found}")
+
+    def _check_state_ids(self, before: Checkpoint | None, after: Checkpoint, changed: set[str]) -> None:
+        if before is None or not changed <= set(STORES):
+            return
+        for store in STORES:
+            is_new = before.stores.get(store) != after.stores[store]
+            if is_new != (store in changed):
+                raise Wrong(f"{store} has {'a new' if is_new else 'the same'} state ID after changes of {changed}")
 
     # --- peace ---------------------------------------------------------------------------------------------------
 
@@ -355,22 +489,26 @@ class History:
         scheduler = self.scheduler
         scheduler.sleep(1000.0)
         self._look_after_servers()
-        self._in_process("last owner", "machine-0", lambda config: self._last_owner(config))
-        for factory in self._backends():
-            self._in_process(
-                f"restore from {factory}", f"new-{factory}", self._reopen, {"task.restore.factories": [factory]}
-            )
-        scheduler.sleep(3 * DAY_S)
-        self._in_process("gc", "machine-0", self._collect)
-
-    def _backends(self) -> tuple[str, ...]:
-        return self.config("machine-0", 0).stores[STORES[0]].backup_factories
+        both = {"task.backup.factories": list(BACKENDS)}
+        self._in_process("last owner", "machine-0", self._last_owner, both)
+        at_once = scheduler.decide("older checkpoints at once", 2)
+        if at_once:
+            self._in_process("older checkpoints", "new", self._restore_retained, both)
+        scheduler.sleep(31 * DAY_S)
+        self._look_after_servers()
+        self.broker.compact_all()
+        for factory in BACKENDS:
+            alone = {**both, "task.restore.factories": [factory]}
+            self._in_process(f"restore from {factory}", f"new-{factory}", self._reopen, alone)
+        self._in_process("gc", "machine-0", partial(self._collect, at_peace=True), both)
+        if not at_once:
+            self._in_process("older checkpoints", "new", self._restore_retained, both)
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None
     ) -> None:
         process = Process(name, machine)
-        config = self.config(machine, 0, **(more or {}))
+        config = self._config(machine, 0, **(more or {}))
         thread = self.scheduler.start(name, process, lambda: work(config))
         self._wait(thread, PATIENCE_S)
         if thread.is_alive():
@@ -378,23 +516,56 @@ class History:
         self.scheduler.kill(process)
 
     def _last_owner(self, config: JobConfig) -> None:
-        acked = self.acked
+        acked = self._acked
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            position = self.opened(task, acked)
+            at = Reached(self._check(task, acked))
             for _ in range(2):
-                position = self.process(task, position, 3)
-                self._commit(task, position)
+                self._change_some(task, at, 3)
+                with self._committing(at.position):
+                    task.commit({SOURCE: at.position})
+        for number in range(1, self._tasks):
+            with StateManager(config, services=self.services) as manager, manager.open_task(task_name(number)) as task:
+                self._compare_other(task.last_checkpoint, task)
 
     def _reopen(self, config: JobConfig) -> None:
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            if self.opened(task, self.acked) != self.acked:
+            if self._check(task, self._acked) != self._acked:
                 raise Wrong("the last commit is not the current one")
 
-    def _collect(self, config: JobConfig) -> None:
+    def _restore_retained(self, config: JobConfig) -> None:
+        """Restore every retained checkpoint."""
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-            report = collect_garbage(services, log, no_progress, delete=True)
-            if report.missing or report.failed or report.expiring:
+            checkpoints = log.read()[TASK].checkpoints
+            if not min(config.retained, self._acks) <= len(checkpoints) <= config.retained:
+                raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained}")
+            for number, checkpoint in enumerate(checkpoints):
+                older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]
+                try:
+                    stores, _ = restore_task(services, TASK, checkpoint, older=older, newer=newer)
+                except MissingState:
+                    if all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
+                        raise
+                    continue  # compaction may have changed what an older checkpoint needs
+                found: State = {name: dict(store.content.scan(None, None)) for name, store in stores.items()}
+                for store in stores.values():
+                    store.close()
+                self._compare_state(checkpoint.input_offsets[SOURCE], found)
+
+    def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
+        with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
+            try:
+                report = collect_garbage(services, log, no_progress, delete=True)
+            except StatemgrError as error:
+                if at_peace or not isinstance(error, MissingState | PermissionNeeded):
+                    self._check_expected(error)
+                if at_peace:
+                    raise
+                return
+            self.scheduler.note(f"gc deletes {report.deleted.blobs} blobs")
+            if report.missing or (at_peace and (report.failed or report.expiring)):
                 raise Wrong(f"gc: missing {report.missing}, failed {report.failed}, expiring {report.expiring}")
+            if not at_peace:
+                return
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
         left = self.bucket.names()
         if left != needed:
@@ -402,6 +573,9 @@ class History:
                 f"after gc: {len(left - needed)} blobs too many {sorted(left - needed)[:3]}, "
                 f"missing {sorted(needed - left)[:3]}"
             )
+
+
+_EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
 
 
 def _difference(found: State, expected: State) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,19 +17,19 @@ from confluent_kafka.admin import AdminClient
 
 from statemgr.blobs import memory
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import UnavailableError
+from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.kafka.clients import INSTEAD
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
-from statemgr.testing.memory_clients import Callback, MemoryAdmin, MemoryConsumer, MemoryGroupConsumer, MemoryProducer
-from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_admin import MemoryAdmin
+from statemgr.testing.memory_clients import Callback, MemoryConsumer, MemoryGroupConsumer
+from statemgr.testing.memory_kafka import MemoryBroker, ProducerId
+from statemgr.testing.memory_producer import MemoryProducer
 from tests.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
 #: What a client is told when nobody answers.
 _TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "nobody answers", False, True, False)
-#: Seconds of silence after which a consumer group gives up a member.
-_SESSION_S = 10.0
 
 
 @dataclass
@@ -76,13 +76,26 @@ class Network:
             scheduler.pause(process, seconds)
         return moment
 
-    def call(self, what: str, effect: Callable[[], T], fail: Callable[[str], Exception], timeout_s: float) -> T:
-        """A request to a server and its answer. Raises: what ``fail`` makes, if one of them got lost."""
+    def call(
+        self,
+        what: str,
+        effect: Callable[[], T],
+        fail: Callable[[str], Exception],
+        timeout_s: float,
+        *,
+        may_be_late: bool = False,
+    ) -> T:
+        """A request to a server and its answer. Raises: what ``fail`` makes, if one of them got lost.
+
+        ``may_be_late``: a request that counts as lost may still arrive, when nobody waits for its answer.
+        """
         moment, scheduler = self.step(what), self.scheduler
         slow = scheduler.chance(f"slow {moment}", self.faults.slow)
         scheduler.sleep(timeout_s * 0.8 if slow else 0.0005 * (1 + scheduler.decide(f"latency {moment}", 8)))
         if scheduler.chance(f"request {moment}", self.faults.lost_request):
             self.happened("lost request", f"{what}: the request is lost")
+            if may_be_late and scheduler.decide(f"late {moment}", 2):
+                self._deliver_late(moment, effect)
             scheduler.sleep(timeout_s)
             raise fail(what)
         result = effect()
@@ -93,6 +106,17 @@ class Network:
         self.step(f"{what}, answered")
         return result
 
+    def _deliver_late(self, moment: str, effect: Callable[[], object]) -> None:
+        scheduler = self.scheduler
+
+        def deliver() -> None:
+            scheduler.sleep(0.5 + scheduler.decide(f"how late {moment}", 30))
+            with suppress(KafkaException, StatemgrError):
+                effect()
+            self.happened("late request", f"{moment}: the request arrives")
+
+        scheduler.start(f"late {moment}", scheduler.world, deliver)
+
     def happened(self, kind: str, text: str) -> None:
         self.seen[kind] = self.seen.get(kind, 0) + 1
         self.scheduler.note(text)
@@ -102,29 +126,71 @@ def _no_answer(what: str) -> KafkaException:
     return KafkaException(_TIMED_OUT)
 
 
-class Broker(MemoryBroker):
-    """A broker that aborts transactions after their time, and fences their producers."""
+#: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
+_REMEMBERED_S = 600.0
+#: Seconds of silence after which a consumer group gives up a member.
+_SESSION_S = 10.0
 
-    def __init__(self, network: Network, time_ms: Callable[[], int]) -> None:
-        super().__init__(time_ms)
+
+class Broker(MemoryBroker):
+    """A broker that aborts transactions after their time and fences their producers, forgets IDs, compacts topics, and
+    gives up silent members of groups. Another job writes to the checkpoint topic, too."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
         self.network = network
-        #: transactional ID → when its open transaction ends by itself
-        self.deadlines: dict[str, float] = {}
         #: Members of consumer groups.
         self.members: list[SimulatedGroupConsumer] = []
+        #: transactional ID → when it was used last
+        self._used: dict[str, float] = {}
+        self._looks = 0
 
-    def expire(self) -> None:
-        """Abort what is open for too long, and give up members of groups that are silent."""
-        now = self.network.scheduler.now
-        for member in [member for member in self.members if member.is_silent(now)]:
-            member.give_up()
-            if not member.process.alive:
-                self.members.remove(member)
+    def fence(self, transactional_id: str, *args: Any, **more: Any) -> ProducerId:
+        self._used[transactional_id] = self.network.scheduler.now
+        return super().fence(transactional_id, *args, **more)
+
+    def _checked(self, transactional_id: str, producer: ProducerId) -> Any:
+        owner = super()._checked(transactional_id, producer)
+        self._used[transactional_id] = self.network.scheduler.now
+        return owner
+
+    def check(self, transactional_id: str, producer: ProducerId) -> None:
+        """Raises: KafkaException if the producer is fenced, or its ID is forgotten."""
         with self.changed:
-            for name in [name for name in self._open if self.deadlines.get(name, now) < now]:
-                self._end(name, committed=False)
-                self._epochs[name] += 1
+            self._checked(transactional_id, producer)
+
+    def look(self) -> None:
+        """What a broker does from time to time."""
+        now = self.network.scheduler.now
+        with self.changed:
+            for name in self.expire_transactions():
                 self.network.happened("transaction timed out", f"the broker aborts a transaction of {name}")
+            for name, used in list(self._used.items()):
+                if used + _REMEMBERED_S < now and name in self._owners and self._owners[name].txn is None:
+                    del self._owners[name], self._used[name]
+                    self.network.happened("forgotten ID", f"the broker forgets {name}")
+            for member in [member for member in self.members if member.is_silent(now)]:
+                self.leave(member.group, member)
+                if not member.process.alive:
+                    self.members.remove(member)
+
+    def compact_all(self) -> None:
+        """Remove what compaction may remove."""
+        for name, topic in self.topics.items():
+            for partition in range(len(topic.logs)):
+                self.compact(name, partition)
+
+    def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
+        """Let another job end its open transaction on a topic, or begin one."""
+        scheduler, name = self.network.scheduler, "neighbour"
+        self._looks += 1
+        with self.changed:
+            owner = self._owners.get(name)
+            if owner is not None and owner.txn is not None:
+                if not goes_on or scheduler.chance(f"neighbour ends {self._looks}", 0.3):
+                    self.finish(name, owner.producer, committed=bool(scheduler.decide(f"end {self._looks}", 2)))
+            elif goes_on and topic in self.topics and scheduler.chance(f"neighbour begins {self._looks}", 0.05):
+                self.append(topic, 0, key, None, owner=(name, self.fence(name, 900_000)))
 
 
 class SimulatedProducer(MemoryProducer):
@@ -135,31 +201,33 @@ class SimulatedProducer(MemoryProducer):
         super().__init__(broker, settings)
         self._network = broker.network
         self._there = broker
-        self._timeout_s = int(settings.get("transaction.timeout.ms", 60_000)) / 1000
-        self._failed: KafkaError | None = None
+        #: The number of the transaction, and whether the broker has committed or aborted it.
+        self._number = 0
         self._ended: bool | None = None
 
     def init_transactions(self, timeout: float = -1) -> None:
-        self._network.call("init-transactions", super().init_transactions, _no_answer, max(timeout, 0.01))
+        def effect() -> None:
+            if self._mine is None:
+                super(SimulatedProducer, self).init_transactions()
+
+        self._network.call("init-transactions", effect, _no_answer, max(timeout, 0.01))
 
     def begin_transaction(self) -> None:
         super().begin_transaction()
-        self._failed = self._ended = None
-        self._there.deadlines[str(self._id)] = self._network.scheduler.now + self._timeout_s
+        self._number, self._ended = self._number + 1, None
 
     def produce(
         self, topic: str, value: Any = None, key: Any = None, partition: Any = None, *args: Any, **more: Any
     ) -> None:
-        moment = self._network.step("produce")
-        lost = self._network.scheduler.chance(f"refused {moment}", self._network.faults.refused_record)
-        if self._id is not None and (lost or self._failed is not None):  # the records after a lost one are lost, too
-            if self._failed is None:
-                self._network.happened("refused record", f"a record for {topic} is lost")
-                self._failed = KafkaError(KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True)
-            report = more.get("on_delivery")
-            if report is not None:
-                message = Message(topic=topic, partition=-1 if partition is None else partition, error=self._failed)
-                self._reports.append((report, self._failed, message))
+        moment, network = self._network.step("produce"), self._network
+        failed = self._error or self._unnoticed
+        if self._id and not failed and network.scheduler.chance(f"refused {moment}", network.faults.refused_record):
+            network.happened("refused record", f"a record for {topic} is lost")
+            # the records after it are lost, too
+            lost = self._unnoticed = KafkaError(KafkaError._MSG_TIMED_OUT, "not delivered", False, False, True)
+            if (report := more.get("on_delivery")) is not None:
+                message = Message(topic=topic, partition=-1 if partition is None else partition, error=lost)
+                self._reports.append((report, lost, message))
             return
         super().produce(topic, value, key, partition, *args, **more)
 
@@ -168,23 +236,25 @@ class SimulatedProducer(MemoryProducer):
         return super().flush(timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
+        number = self._number
+
         def effect() -> None:
-            if self._failed is not None:
-                raise KafkaException(self._failed)
+            if self._number != number:
+                return  # it arrives late, and another transaction is open by now
             if self._ended is None:
                 super(SimulatedProducer, self).commit_transaction()
                 self._ended = True
-            else:
-                self._there.check(str(self._id), self._epoch)
+            elif self._mine is not None:
+                with self._failing():
+                    self._there.check(str(self._id), self._mine)
 
-        self._network.call("commit-transaction", effect, _no_answer, max(timeout, 0.01))
+        self._network.call("commit-transaction", effect, _no_answer, max(timeout, 0.01), may_be_late=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         def effect() -> None:
             if self._ended is None:
                 super(SimulatedProducer, self).abort_transaction()
                 self._ended = False
-            self._failed = None
 
         self._network.call("abort-transaction", effect, _no_answer, max(timeout, 0.01))
 
@@ -219,6 +289,7 @@ class SimulatedGroupConsumer(MemoryGroupConsumer):
         self._network, self._there = broker.network, broker
         assert broker.network.scheduler.current is not None
         self.process = broker.network.scheduler.current.process
+        self.group = self._group
         self._on_lost: Callback | None = None
         broker.members.append(self)
 
@@ -228,30 +299,27 @@ class SimulatedGroupConsumer(MemoryGroupConsumer):
 
     def poll(self, timeout: float = -1) -> Message | None:
         self._network.step("poll")
-        if self not in self._there.groups[self._group].members:
+        if self not in self._there.groups[self.group].members:
             lost = [TopicPartition(*at) for at in self._positions]
-            self._positions.clear()
+            self.unassign()
             if lost and self._on_lost is not None:
                 self._on_lost(self, lost)
             self._released = 0
-            self._there.join(self._group, self)
+            self._there.join(self.group, self)
         return super().poll(timeout)
 
     def _rebalance(self) -> None:
         try:
             super()._rebalance()
         except ValueError:  # given up in the middle of it
-            if self in self._there.groups[self._group].members:
+            if self in self._there.groups[self.group].members:
                 raise
 
     def is_silent(self, now: float) -> bool:
         """Whether the group gives it up."""
-        since = self.process.ended_at if not self.process.alive else now
-        return now - since > _SESSION_S or self.process.paused_until - now > _SESSION_S
-
-    def give_up(self) -> None:
-        """Take its partitions."""
-        self._there.leave(self._group, self)
+        if not self.process.alive:
+            return now - self.process.ended_at > _SESSION_S
+        return self.process.paused_until - now > _SESSION_S
 
 
 class SimulatedAdmin(MemoryAdmin):
@@ -305,7 +373,7 @@ class SimulatedBlobStore(MemoryBlobStore):
         if self.network.scheduler.chance(self.network.step(f"blob-{what} fails"), self.network.faults.blob_fails):
             self.network.happened("blob request fails", f"blob {what} fails")
             raise failed(what)
-        return self.network.call(f"blob-{what}", effect, failed, 5.0)
+        return self.network.call(f"blob-{what}", effect, failed, 5.0, may_be_late=what in ("put", "delete"))
 
     def expire(self) -> None:
         """Delete what has expired."""

@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.__main__ import lived
-from tests.simulation.known_faults import KNOWN
+from tests.simulation.known_faults import FOUND_BY, KNOWN
 
 #: Seeds in which each known fault must show.
 _SEEDS = 2000
 
 
 def test_histories() -> None:
-    """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint. At
-    peace every backend restores it."""
-    failed = [result for result in lived(0, 60, 2) if result["error"] is not None]
+    """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint, and
+    at peace every backend restores it."""
+    failed = [result for result in lived([(seed, None) for seed in range(60)], 2) if result["error"] is not None]
     assert not failed
 
 
 def test_a_seed_is_a_history() -> None:
     """The same seed gives the same history, turn by turn and byte by byte."""
-    one, other = ({result["seed"]: result["fingerprint"] for result in lived(0, 12, jobs)} for jobs in (1, 2))
+    one, other = (
+        {result["seed"]: result["fingerprint"] for result in lived([(seed, None) for seed in range(12)], jobs)}
+        for jobs in (1, 2)
+    )
     assert one == other
+
+
+@pytest.fixture(scope="module")
+def known_histories() -> dict[tuple[object, object], object]:
+    """The error of each seed that finds a known fault, with the fault and without it."""
+    calm: list[tuple[int, str | None]] = [(seed, None) for seed in sorted(set(FOUND_BY.values()))]
+    faulty: list[tuple[int, str | None]] = [(FOUND_BY[fault], fault) for fault in sorted(FOUND_BY)]
+    return {(result["seed"], result["fault"]): result["error"] for result in lived([*calm, *faulty], 2)}
+
+
+@pytest.mark.parametrize("fault", sorted(FOUND_BY))
+def test_a_known_fault_shows(fault: str, known_histories: dict[tuple[object, object], object]) -> None:
+    """A history that goes well fails when the fault is put back."""
+    seed = FOUND_BY[fault]
+    assert known_histories[seed, None] is None
+    assert known_histories[seed, fault] is not None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", sorted(KNOWN))
 def test_a_known_fault_is_found(fault: str) -> None:
-    """A fault that is put back shows."""
-    assert any(result["error"] is not None for result in lived(0, _SEEDS, 2, fault))
+    """One of the first seeds finds a fault that is put back."""
+    assert any(result["error"] is not None for result in lived([(seed, fault) for seed in range(_SEEDS)], 2))
+
+
+def test_every_known_fault_is_in_the_docs() -> None:
+    """The page about the simulation names each known fault and the seed that finds it."""
+    page = Path(__file__).parents[2].joinpath("docs/proof.md").read_text()
+    assert FOUND_BY.keys() == KNOWN.keys()
+    rows = [f"| `{fault}` | {seed} |" for fault, seed in FOUND_BY.items()]
+    assert [row for row in rows if row not in page] == []
