@@ -68,12 +68,12 @@ def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], second
     """
     if seconds is None:
         return changed.wait_for(ready)
-    until = clock.monotonic() + seconds
+    until, left = clock.monotonic() + seconds, seconds
     while not ready():
-        left = until - clock.monotonic()
         if left <= 0:
             return False
-        clock.wait(changed, left)
+        clock.wait(changed, left)  # once at least: callers repeat this, also after work was given up
+        left = until - clock.monotonic()
     return True
 
 

@@ -57,10 +57,10 @@ from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
+from tests.simulation.actors import SOURCE, TASK, TOPIC, Loop, go_back
 from tests.simulation.scheduler import Executors, Process, Scheduler, Thread
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 
-TASK, SOURCE = "Partition 0", "orders-0"
 BACKENDS = ("blob-store", "kafka-changelog")
 STORES = ("totals", "latest")
 DAY_S = 86_400.0
@@ -115,9 +115,9 @@ class History:
         self.network = Network(scheduler, self._faults(without))
         self._directory = Path()
         self._name = f"simulated-{seed}"
-        self._acked = 0
+        self.acked = 0
         #: position → how many commits of it are published, or may be
-        self._tried = Counter({0: 1})
+        self.tried = Counter({0: 1})
         self._acks = 0
         #: what executors have prepared for the last driver
         self._prepared: list[PreparedCommit] = []
@@ -128,6 +128,10 @@ class History:
         self._width = (0, 7, 2900)[scheduler.decide("width of values", 3)]
         self._numbers = count()
         self._over = False
+        #: where rollbacks go that have not ended, or whose outcome nobody knows
+        self.going_back: list[int] = []
+        #: process → the loop that runs in it
+        self._loops: dict[str, Loop] = {}
         self._lifetimes = owners or 3 + scheduler.decide("lifetimes", 5)
 
     @property
@@ -167,6 +171,7 @@ class History:
         with served(broker, f"memory:{self._name}"):
             self.bucket: SimulatedBlobStore = SimulatedBlobStore(Clock(scheduler, 0), self._name)
             self.bucket.network = network
+            broker.create(TOPIC, self._tasks)
             add_observer(self._observe)
             try:
                 self._trouble()
@@ -194,6 +199,8 @@ class History:
             process = Process(f"owner-{number}", machine)
             config = self._config(machine, number)
             work = self._work_as_driver if scheduler.chance(f"driver at {number}", self._drivers) else self._work
+            if self._tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
+                work = self._work_as_loop
             thread = scheduler.start(process.name, process, partial(self._own, config, process, work))
             living.append((process, thread))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
@@ -202,11 +209,13 @@ class History:
                     scheduler.note(f"{process.name} is killed")
                     scheduler.kill(process)
                 else:
+                    self._stop(process)
                     self._wait(thread, PATIENCE_S)
             self._look_after_servers()
             self._between(number)
         self._over = True
         for process, thread in living:
+            self._stop(process)
             self._wait(thread, PATIENCE_S)
             if thread.is_alive():
                 raise Wrong(f"{process.name} did not end within {PATIENCE_S:.0f} s")
@@ -215,7 +224,7 @@ class History:
     def _between(self, number: int) -> None:
         """What may happen between two owners, or while one lives."""
         scheduler = self.scheduler
-        if scheduler.chance(f"a long time after {number}", 0.15):
+        if not self._loops and scheduler.chance(f"a long time after {number}", 0.15):
             scheduler.note("a day passes")
             scheduler.sleep(26 * 3600.0)
             self._look_after_servers()
@@ -223,11 +232,23 @@ class History:
         if scheduler.chance(f"gc after {number}", 0.25):
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
+        if self._tasks == 1 and scheduler.chance(f"rollback after {number}", 0.15):
+            self._in_process(
+                f"rollback-{number}", "machine-2", lambda config: go_back(self, config, f"rollback-{number}")
+            )
+
+    def _stop(self, process: Process) -> None:
+        """SIGTERM: a loop ends after its current message."""
+        if process.alive and process.name in self._loops:
+            self._loops[process.name].loop.stop()
 
     def _wait(self, thread: Thread, seconds: float) -> None:
         until = self.scheduler.now + seconds
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
+            if self._loops and not self._over:
+                end = self.broker.end(TOPIC, 0, only_settled=False)
+                self._feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()
 
     def _look_after_servers(self) -> None:
@@ -253,6 +274,8 @@ class History:
             "task.backup.factories": backup,
             "task.restore.factories": both if decide(f"restore order at {number}", 2) else both[::-1],
             "job.tasks": self._tasks,
+            "task.inputs": [TOPIC],
+            "task.commit.ms": 3000,
             "task.commit.timeout.ms": 20_000,
             "task.commit.snapshot.interval": (["1 commit"], ["2 commits"], ["50 commits"])[decide("snapshots", 3)],
             "task.checkpoint.retained": 1 + decide("retained", 3),
@@ -285,15 +308,15 @@ class History:
                 return
             except StatemgrError as error:
                 self.scheduler.note(f"{type(error).__name__}: {error.message}")
-                self._check_expected(error)
+                self.expect(error)
             self.scheduler.sleep(1.0)
 
-    def _check_expected(self, error: StatemgrError) -> None:
+    def expect(self, error: StatemgrError) -> None:
         if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
 
     def _work(self, manager: StateManager, process: Process, life: int) -> None:
-        decide, acked = self.scheduler.decide, self._acked
+        decide, acked = self.scheduler.decide, self.acked
         with manager.open_task(TASK) as task:
             at = Reached(self._check(task, acked))
             self.scheduler.note(f"opened at {at.position}")
@@ -336,15 +359,15 @@ class History:
     @contextmanager
     def _committing(self, position: int) -> Iterator[None]:
         """A block that commits a position."""
-        self._tried[position] += 1
+        self.tried[position] += 1
         self.scheduler.trace(f"commit {position}")
         try:
             yield
         except RetryableError as error:
             if not self._may_be_published(error):
-                self._tried[position] -= 1
+                self.tried[position] -= 1
             raise
-        self._acked = max(self._acked, position)
+        self.acked = max(self.acked, position)
         self._acks += 1
         self.scheduler.note(f"committed {position}")
 
@@ -354,14 +377,32 @@ class History:
     def _change_some(self, task: Task | Attempt, at: Reached, changes: int) -> None:
         """Process some input."""
         for number in range(at.position, at.position + changes):
-            store, key, value = self._change(number)
-            task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+            at.changed.add(self.process(task, number))
             at.position += 1
-            at.changed.add(store)
+
+    def _feed(self, end: int) -> None:
+        """Let the input have records up to this offset."""
+        for _ in range(self.broker.end(TOPIC, 0, only_settled=False), end):
+            self.broker.append(TOPIC, 0, b"", b"")
+
+    def process(self, task: Task | Attempt, number: int) -> str:
+        """Process the input at an offset. Returns: the store that it has changed."""
+        self._feed(number + 1)
+        store, key, value = self._change(number)
+        task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+        return store
+
+    def _work_as_loop(self, manager: StateManager, process: Process, life: int) -> None:
+        """The work of a member of the consumer group."""
+        self._loops[process.name] = member = Loop(self, manager)
+        try:
+            member.run()
+        finally:
+            del self._loops[process.name]
 
     def _work_as_driver(self, manager: StateManager, process: Process, life: int) -> None:
         """The work of an engine's driver, which publishes what its executors prepare."""
-        decide, config, acked = self.scheduler.decide, manager.config, self._acked
+        decide, config, acked = self.scheduler.decide, manager.config, self.acked
         epoch = manager.acquire()
         with closing(self.services(config)) as services:
             host = AttemptHost(services)
@@ -393,7 +434,7 @@ class History:
         """An executor's work on the first task. Returns: the new position."""
         checkpoint = epoch.checkpoints[TASK]
         with self._opened(manager, TASK, epoch, host) as attempt:
-            at = Reached(self._compare(checkpoint, attempt, acked))
+            at = Reached(self.compare(checkpoint, attempt, acked))
             self.scheduler.note(f"an attempt begins at {at.position}")
             self._change_some(attempt, at, self.scheduler.decide(f"changes {moment}", 5))
             done.append(attempt.prepare({SOURCE: at.position}))
@@ -453,13 +494,13 @@ class History:
 
     def _check(self, task: Task, acked: int) -> int:
         """Compare what an opening found. Returns: its position in the input."""
-        return self._compare(task.last_checkpoint, task, acked)
+        return self.compare(task.last_checkpoint, task, acked)
 
-    def _compare(self, checkpoint: Checkpoint | None, opened: Task | Attempt, acked: int) -> int:
+    def compare(self, checkpoint: Checkpoint | None, opened: Task | Attempt, acked: int) -> int:
         position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
-        if position < acked:
+        if position < min(acked, self.acked, *self.going_back):  # a rollback may have gone back since
             raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
-        if self._tried[position] < 1:
+        if self.tried[position] < 1:
             raise Wrong(f"opened at {position}, which nobody has committed")
         self._compare_state(position, {store: dict(opened.store(store).range()) for store in STORES})
         return position
@@ -516,7 +557,7 @@ class History:
         self.scheduler.kill(process)
 
     def _last_owner(self, config: JobConfig) -> None:
-        acked = self._acked
+        acked = self.acked
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
             at = Reached(self._check(task, acked))
             for _ in range(2):
@@ -529,7 +570,7 @@ class History:
 
     def _reopen(self, config: JobConfig) -> None:
         with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            if self._check(task, self._acked) != self._acked:
+            if self._check(task, self.acked) != self.acked:
                 raise Wrong("the last commit is not the current one")
 
     def _restore_retained(self, config: JobConfig) -> None:
@@ -557,7 +598,7 @@ class History:
                 report = collect_garbage(services, log, no_progress, delete=True)
             except StatemgrError as error:
                 if at_peace or not isinstance(error, MissingState | PermissionNeeded):
-                    self._check_expected(error)
+                    self.expect(error)
                 if at_peace:
                     raise
                 return

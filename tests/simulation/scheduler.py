@@ -34,6 +34,8 @@ from typing import Any
 MOST_TURNS = 400_000
 #: One in so many free locks is where another thread gets a turn.
 _PREEMPT_ONE_IN = 12
+#: The shortest wait, in seconds.
+_TICK_S = 1e-6
 
 
 class Stuck(AssertionError):
@@ -234,7 +236,7 @@ class Scheduler:
 
     def sleep(self, seconds: float) -> None:
         """Wait so long."""
-        self.block(self.now + max(seconds, 0.0))
+        self.block(self.now + max(seconds, _TICK_S))
 
     def _give_turn(self) -> None:
         """Hand the turn to the next thread, and wait for the next one of the caller."""
@@ -417,7 +419,8 @@ class Lock:
         return True
 
     def _wait(self, scheduler: Scheduler, turn: _Turn, timeout: float) -> bool:
-        until = scheduler.now + timeout if timeout >= 0 else None
+        # time passes in every wait: what is left of a deadline may be too little to change a float
+        until = None if timeout < 0 else scheduler.now + (max(timeout, _TICK_S) if timeout else 0.0)
         while self._held:
             if until is not None and scheduler.now >= until:
                 return False

@@ -85,3 +85,21 @@ def test_the_jobs_of_a_failed_batch_are_given_up(pool: Pool) -> None:
             failing_batch()
         other.submit(lambda: done.append(100))
     assert done == [0, 1, 2, 100]
+
+
+def test_a_wait_after_work_is_given_up_keeps_no_processor_busy() -> None:
+    """Every deadline has passed, but whoever waits for a job that has not ended yet still waits."""
+    clock, go, looks = SystemClock(), threading.Event(), list[int]()
+    pool = Pool(clock, Threads(), 1, most_bytes=100)
+    clock.give_up()
+
+    def report() -> None:
+        looks.append(1)
+        if len(looks) > 5:
+            go.set()
+
+    began = clock.elapsed()
+    with pool.batch(report) as batch:
+        batch.submit(lambda: go.wait(LIMIT_S))
+    pool.close()
+    assert clock.elapsed() - began > 0.02
