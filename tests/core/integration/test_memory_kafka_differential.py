@@ -68,6 +68,16 @@ times = st.sampled_from([None] * 10 + [LATER_MS, LATER_MS + 1, LATER_MS + 2, LAT
 PRODUCES = [
     st.tuples(st.just("produce"), owners, st.sampled_from("xxxy"), partitions, records, times) for _ in range(5)
 ]
+WHOLE = [
+    st.tuples(
+        st.just("transact"),
+        owners,
+        partitions,
+        st.lists(records, min_size=1, max_size=3),
+        st.sampled_from(["commit", "abort"]),
+    )
+    for _ in range(5)
+]
 CHANGES = [
     st.tuples(st.just("create"), topics, st.integers(0, 2), configs),
     st.tuples(st.just("delete"), topics),
@@ -94,7 +104,7 @@ QUESTIONS = [
         st.just("group"), st.sampled_from("gh"), st.none() | st.lists(places, min_size=1, max_size=3, unique=True)
     ),
 ]
-STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
+STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *WHOLE, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
 EXAMPLES = int(os.environ.get("STATEMGR_TEST_EXAMPLES", "50")) // 10
 
 
@@ -115,7 +125,7 @@ class History:
         for step in steps:
             call, *arguments = step
             self._step(call, arguments)
-            if call in ("produce", "init", "commit", "abort", "create", "delete", "delete_records"):
+            if call in ("produce", "transact", "init", "commit", "abort", "create", "delete", "delete_records"):
                 self._pair.same("bounds", self._places())
         for topic, partition in self._places():
             for isolation in ISOLATIONS:
@@ -139,6 +149,14 @@ class History:
             case "produce", [owner, topic, partition, record, at_ms]:
                 if topic in self._partitions:  # a real client waits for a topic that does not exist
                     pair.both("produce", owner, topic, partition, at_ms, *_with_time(record, at_ms))
+            case "transact", [owner, partition, written, end]:
+                for one, *more in [
+                    ("begin",),
+                    *(("produce", "x", partition, None, record) for record in written),
+                    (end,),
+                ]:
+                    if one != "produce" or "x" in self._partitions:
+                        pair.both(one, owner, *more)
             case "delete_records", [topic, partition, offset]:
                 pair.both("delete_records", topic, partition, offset)
             case "drop", [owner]:
