@@ -68,6 +68,16 @@ times = st.sampled_from([None] * 10 + [LATER_MS, LATER_MS + 1, LATER_MS + 2, LAT
 PRODUCES = [
     st.tuples(st.just("produce"), owners, st.sampled_from("xxxy"), partitions, records, times) for _ in range(5)
 ]
+WHOLE = [
+    st.tuples(
+        st.just("transact"),
+        owners,
+        partitions,
+        st.lists(records, min_size=1, max_size=3),
+        st.sampled_from(["commit", "abort"]),
+    )
+    for _ in range(5)
+]
 CHANGES = [
     st.tuples(st.just("create"), topics, st.integers(0, 2), configs),
     st.tuples(st.just("delete"), topics),
@@ -94,7 +104,7 @@ QUESTIONS = [
         st.just("group"), st.sampled_from("gh"), st.none() | st.lists(places, min_size=1, max_size=3, unique=True)
     ),
 ]
-STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
+STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *WHOLE, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
 EXAMPLES = int(os.environ.get("STATEMGR_TEST_EXAMPLES", "50")) // 10
 
 
@@ -115,7 +125,7 @@ class History:
         for step in steps:
             call, *arguments = step
             self._step(call, arguments)
-            if call in ("produce", "init", "commit", "abort", "create", "delete", "delete_records"):
+            if call in ("produce", "transact", "init", "commit", "abort", "create", "delete", "delete_records"):
                 self._pair.same("bounds", self._places())
         for topic, partition in self._places():
             for isolation in ISOLATIONS:
@@ -139,6 +149,14 @@ class History:
             case "produce", [owner, topic, partition, record, at_ms]:
                 if topic in self._partitions:  # a real client waits for a topic that does not exist
                     pair.both("produce", owner, topic, partition, at_ms, *_with_time(record, at_ms))
+            case "transact", [owner, partition, written, end]:
+                for one, *more in [
+                    ("begin",),
+                    *(("produce", "x", partition, None, record) for record in written),
+                    (end,),
+                ]:
+                    if one != "produce" or "x" in self._partitions:
+                        pair.both(one, owner, *more)
             case "delete_records", [topic, partition, offset]:
                 pair.both("delete_records", topic, partition, offset)
             case "drop", [owner]:
@@ -221,6 +239,8 @@ def transact(pair: Sides, owner: str, *values: bytes, end: str = "commit") -> No
     pair.same("bounds", [("x", 0)])
 
 
+LONG = pytest.mark.long
+#: What a test calls after the first error of a producer.
 AFTER = ["produce", "commit", "abort", "begin", "init", "poll", "poll"]
 
 
@@ -233,8 +253,10 @@ def use(pair: Sides, owner: str, *calls: str, partition: int = 0) -> None:
             pair.both(call, owner)
 
 
-@pytest.mark.parametrize("first", ["produce", "commit", "abort", "begin"])
-@pytest.mark.parametrize("state", ["idle", "begun", "sent"])
+@pytest.mark.parametrize(
+    "first", ["produce", "commit", *(pytest.param(call, marks=LONG) for call in ("abort", "begin"))]
+)
+@pytest.mark.parametrize("state", [pytest.param(state, marks=LONG) for state in ("idle", "begun")] + ["sent"])
 def test_a_fenced_producer(kafka: KafkaServer, pair: Sides, state: str, first: str) -> None:
     """Whatever a fenced producer does first and next, it gets the same errors, and the newer one works."""
     pair.renew(kafka.fresh_name("sides"))
@@ -260,7 +282,7 @@ def test_a_fenced_producer(kafka: KafkaServer, pair: Sides, state: str, first: s
     ],
     ids=["no-key", "large", "future", "too-large-for-the-client"],
 )
-@pytest.mark.parametrize("owner", ["plain", "a1"])
+@pytest.mark.parametrize("owner", [pytest.param("plain", marks=LONG), "a1"])
 def test_a_refused_record(
     kafka: KafkaServer, pair: Sides, topic: dict[str, str], record: dict[str, Any], at_ms: int | None, owner: str
 ) -> None:
@@ -294,7 +316,7 @@ def test_partitions_and_names_that_do_not_exist(kafka: KafkaServer, pair: Sides)
 
 
 @pytest.mark.parametrize("then", [[], ["produce"]], ids=["", "produce"])
-@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=LONG)])
 def test_an_open_transaction_of_a_topic_that_is_deleted(
     kafka: KafkaServer, pair: Sides, then: list[str], again: bool
 ) -> None:
@@ -367,6 +389,7 @@ def test_a_transaction_that_times_out(own_kafka: Callable[..., KafkaBroker]) -> 
         settled(pair)
 
 
+@pytest.mark.long
 def test_forgotten_ids(forgetful: KafkaServer) -> None:
     """The next transaction of a producer whose ID was forgotten fails. After an abort it goes on, unless another
     producer has the ID."""
@@ -389,7 +412,7 @@ def test_forgotten_ids(forgetful: KafkaServer) -> None:
         settled(pair)
 
 
-@pytest.mark.parametrize("retention_ms", [100, pytest.param(86_400_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("retention_ms", [100, pytest.param(86_400_000, marks=LONG)])
 def test_compaction(kafka: KafkaServer, retention_ms: int) -> None:
     """The newest record of each key stays at its offset, aborted records go, and deletes go after a while."""
     clock = ControlledClock(time.time_ns() // 1_000_000)
