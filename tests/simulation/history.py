@@ -290,12 +290,9 @@ class History:
         machine = config.state_dir.name
         ahead_s = (0.0, 0.0, 40.0, -40.0)[self.scheduler.decide(f"clock of {machine}", 4)]
         clock = Clock(self.scheduler, ahead_s)
-        ids = IdSource(time_ns=lambda: clock.time_ns() + next(self._numbers), token=self._token)
+        ids = IdSource(time_ns=lambda: clock.time_ns() + next(self._numbers), token=self.scheduler.token)
         made = open_services(config, clock, ids, Executors())
         return replace(made, owner=Owner(machine, next(self._numbers), "simulated"))
-
-    def _token(self) -> str:
-        return self.scheduler._urandom(16).hex()
 
     def _own(self, config: JobConfig, process: Process, work: Callable[[StateManager, Process, int], None]) -> None:
         """The life of an owner: it opens, processes, commits, and opens again after an error."""

@@ -105,7 +105,8 @@ class Scheduler:
         self.story: list[tuple[float, str, str]] = []
         self.world = Process("world", "")
         self._random = random.Random(f"turns {seed}")
-        self._bytes = random.Random(f"bytes {seed}")
+        #: A source for each use: what a module draws when it is first imported must not change names.
+        self._bytes = {kind: random.Random(f"{kind} {seed}") for kind in ("urandom", "uuid4", "token")}
         self._threads: list[_Turn] = []
         self._numbers = count()
         self._timers: list[tuple[float, int, _Turn]] = []
@@ -146,6 +147,10 @@ class Scheduler:
         who = self.current.name if self.current is not None else "-"
         self.story.append((self.now, who, text))
         self._digest.update(f"{self.now:.6f} {who} {text}\n".encode())
+
+    def token(self) -> str:
+        """32 random hexadecimal digits."""
+        return self._bytes["token"].randbytes(16).hex()
 
     def trace(self, text: str) -> None:
         """Make ``text`` a part of the fingerprint, but not of the story."""
@@ -320,7 +325,7 @@ class Scheduler:
     # --- what the process sees -----------------------------------------------------------------------------------
 
     def _urandom(self, size: int) -> bytes:
-        return self._bytes.randbytes(size) if self.current is not None else bytes(_real["urandom"](size))
+        return self._bytes["urandom"].randbytes(size) if self.current is not None else bytes(_real["urandom"](size))
 
     def _flock(self, descriptor: int, operation: int) -> None:
         _real["flock"](descriptor, operation)
@@ -354,7 +359,7 @@ class Scheduler:
             (time, "time_ns", lambda: int((self.start_s + self.now) * 1e9)),
             (time, "sleep", self.sleep),
             (os, "urandom", self._urandom),
-            (uuid, "uuid4", lambda: uuid.UUID(bytes=self._urandom(16), version=4)),
+            (uuid, "uuid4", lambda: uuid.UUID(bytes=self._bytes["uuid4"].randbytes(16), version=4)),
             (fcntl, "flock", self._flock),
             (os, "close", self._close),
             (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
