@@ -155,6 +155,7 @@ class History:
         for kind, rates in {
             "lost_request": (0, 0.01, 0.05), "lost_answer": (0, 0.01, 0.05), "refused_record": (0, 0, 0.01),
             "kill": (0, 0.004, 0.01), "pause": (0, 0.002, 0.006), "blob_fails": (0, 0.02, 0.1), "slow": (0, 0.01, 0.03),
+            "outage": (0, 0.0005, 0.002),
         }.items():  # fmt: skip
             rate = rates[self.scheduler.decide(f"rate of {kind}", 3)]
             setattr(faults, kind, 0.0 if kind in without else rate)
@@ -260,6 +261,7 @@ class History:
             "blob.store.retry.policy.max.retry.duration.millis": 15_000,
             **{f"stores.{store}.type": "memory" for store in STORES},
             **{f"stores.{store}.value.serde": "bytes" for store in STORES},
+            **{f"stores.{store}.write.batch.size": (1, 5000)[decide("write batch", 2)] for store in STORES},
         }
         return JobConfig.from_mapping(mapping | more)
 
