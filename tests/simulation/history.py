@@ -318,7 +318,7 @@ class History:
     def _commit(self, task: Task, at: Reached, moment: str) -> None:
         """Commit, and sometimes process more meanwhile. Raises: as ``Task.commit``; then the task may go on."""
         before, done, position = task.last_checkpoint, at.changed, at.position
-        meanwhile = self.scheduler.decide(f"meanwhile {moment}", 12)
+        meanwhile = self.scheduler.decide(f"meanwhile {moment}", 6)
         with self._committing(position):
             if meanwhile > 2:
                 checkpoint = task.commit({SOURCE: position})

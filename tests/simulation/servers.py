@@ -245,16 +245,21 @@ class SimulatedProducer(MemoryProducer):
     def produce(
         self, topic: str, value: Any = None, key: Any = None, partition: Any = None, *args: Any, **more: Any
     ) -> None:
-        moment = self._network.step("produce")
-        if self._id is not None and self._network.scheduler.chance(
+        moment, error = self._network.step("produce"), None
+        if self._failed is not None:  # an idempotent producer delivers nothing after a record that failed
+            error = KafkaError(KafkaError._PURGE_QUEUE, "the transaction has failed", False, False, True)
+        elif self._id is not None and self._network.scheduler.chance(
             f"refused {moment}", self._network.faults.refused_record
         ):
             self._network.happened("refused record", f"a record for {topic} is lost")
-            self._failed = KafkaError(KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True)
+            error = self._failed = KafkaError(
+                KafkaError._MSG_TIMED_OUT, "the record was not delivered", False, False, True
+            )
+        if error is not None:
             report = more.get("on_delivery")
             if report is not None:
-                message = Message(topic=topic, partition=-1 if partition is None else partition, error=self._failed)
-                self._reports.append((report, self._failed, message))
+                message = Message(topic=topic, partition=-1 if partition is None else partition, error=error)
+                self._reports.append((report, error, message))
             return
         super().produce(topic, value, key, partition, *args, **more)
 
