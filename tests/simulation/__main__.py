@@ -75,7 +75,8 @@ def lived(histories: Sequence[tuple[int, str | None]], jobs: int) -> Iterator[di
     finally:
         for worker in workers:
             worker.kill()
-            worker.communicate()
+            with worker:  # closes its output, and waits for it
+                pass
 
 
 def _work(histories: Sequence[tuple[int, str | None]]) -> None:

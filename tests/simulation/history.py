@@ -159,6 +159,7 @@ class History:
         for kind, rates in {
             "lost_request": (0, 0.01, 0.05), "lost_answer": (0, 0.01, 0.05), "refused_record": (0, 0, 0.01),
             "kill": (0, 0.004, 0.01), "pause": (0, 0.002, 0.006), "blob_fails": (0, 0.02, 0.1), "slow": (0, 0.01, 0.03),
+            "outage": (0, 0.0005, 0.002),
         }.items():  # fmt: skip
             rate = rates[self.scheduler.decide(f"rate of {kind}", 3)]
             setattr(faults, kind, 0.0 if kind in without else rate)
@@ -282,6 +283,7 @@ class History:
             "blob.store.retry.policy.max.retry.duration.millis": 15_000,
             **{f"stores.{store}.type": "memory" for store in STORES},
             **{f"stores.{store}.value.serde": "bytes" for store in STORES},
+            **{f"stores.{store}.write.batch.size": (1, 5000)[decide("write batch", 2)] for store in STORES},
         }
         return JobConfig.from_mapping(mapping | more)
 
@@ -335,7 +337,7 @@ class History:
     def _commit(self, task: Task, at: Reached, moment: str) -> None:
         """Commit, and sometimes process more meanwhile. Raises: as ``Task.commit``; then the task may go on."""
         before, done, position = task.last_checkpoint, at.changed, at.position
-        meanwhile = self.scheduler.decide(f"meanwhile {moment}", 12)
+        meanwhile = self.scheduler.decide(f"meanwhile {moment}", 6)
         with self._committing(position):
             if meanwhile > 2:
                 checkpoint = task.commit({SOURCE: position})

@@ -43,6 +43,7 @@ class Faults:
     pause: float = 0.0
     blob_fails: float = 0.0
     slow: float = 0.0
+    outage: float = 0.0
 
 
 @dataclass
@@ -56,6 +57,8 @@ class Network:
     scheduler: Scheduler
     faults: Faults
     seen: dict[str, int] = field(default_factory=dict)
+    #: server → when its outage ends
+    _out: dict[str, float] = field(default_factory=dict)
 
     def step(self, what: str) -> str:
         """A moment of a process at which it may be ended or paused. Returns: a name of the moment, for decisions."""
@@ -92,19 +95,28 @@ class Network:
         moment, scheduler = self.step(what), self.scheduler
         slow = scheduler.chance(f"slow {moment}", self.faults.slow)
         scheduler.sleep(timeout_s * 0.8 if slow else 0.0005 * (1 + scheduler.decide(f"latency {moment}", 8)))
-        if scheduler.chance(f"request {moment}", self.faults.lost_request):
+        if self.is_out(what) or scheduler.chance(f"request {moment}", self.faults.lost_request):
             self.happened("lost request", f"{what}: the request is lost")
             if may_be_late and scheduler.decide(f"late {moment}", 2):
                 self._deliver_late(moment, effect)
             scheduler.sleep(timeout_s)
             raise fail(what)
         result = effect()
-        if scheduler.chance(f"answer {moment}", self.faults.lost_answer):
+        # at commits more often, because that is where an answer matters most
+        if scheduler.chance(f"outage {moment}", self.faults.outage * (20 if what == "commit-transaction" else 1)):
+            seconds = (3, 30, 120)[scheduler.decide(f"length of outage {moment}", 3)]
+            self.happened("outage", f"{_server(what)} cannot be reached for {seconds} s")
+            self._out[_server(what)] = scheduler.now + seconds
+        if self.is_out(what) or scheduler.chance(f"answer {moment}", self.faults.lost_answer):
             self.happened("lost answer", f"{what}: the answer is lost")
             scheduler.sleep(timeout_s)
             raise fail(what)
         self.step(f"{what}, answered")
         return result
+
+    def is_out(self, what: str) -> bool:
+        """Whether the server of a request cannot be reached."""
+        return self.scheduler.now < self._out.get(_server(what), 0.0) and self.faults.outage > 0
 
     def _deliver_late(self, moment: str, effect: Callable[[], object]) -> None:
         scheduler = self.scheduler
@@ -120,6 +132,10 @@ class Network:
     def happened(self, kind: str, text: str) -> None:
         self.seen[kind] = self.seen.get(kind, 0) + 1
         self.scheduler.note(text)
+
+
+def _server(what: str) -> str:
+    return "the blob store" if what.startswith("blob") else "Kafka"
 
 
 def _no_answer(what: str) -> KafkaException:
@@ -268,7 +284,9 @@ class SimulatedConsumer(MemoryConsumer):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         moment = self._network.step("consume")
-        if self._network.scheduler.chance(f"nothing {moment}", self._network.faults.slow):
+        if self._network.is_out("consume") or self._network.scheduler.chance(
+            f"nothing {moment}", self._network.faults.slow
+        ):
             self._network.scheduler.sleep(max(timeout, 0.01))
             return []
         return super().consume(num_messages, timeout)
