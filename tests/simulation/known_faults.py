@@ -847,9 +847,11 @@ FOUND_BY: Mapping[str, int] = {
     "upload_that_failed_counts": 31,
     "deletes_before_the_acknowledgement": 20,
     "deletes_after_an_unknown_outcome": 21,
+    "fenced_owner_cleans_up": 66,
     "retained_checkpoints_lose_blobs": 3,
     "ttl_is_never_removed": 0,
     "ttl_of_a_dead_owner_stays": 19,
+    "failed_ttl_removal_is_forgotten": 62,
     "segments_of_retained_chains_are_deleted": 15,
     "gc_keeps_only_current_checkpoints": 20,
     "retention_deletes_the_current_record": 0,
@@ -886,8 +888,6 @@ FOUND_BY: Mapping[str, int] = {
 #: Faults that no seed has found so far.
 NOT_FOUND: frozenset[str] = frozenset(
     {
-        "fenced_owner_cleans_up",
-        "failed_ttl_removal_is_forgotten",
         "gc_without_a_grace_period",
         "old_directory_is_continued",
         "files_of_an_unpublished_snapshot_are_reused",
