@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.__main__ import lived
 from tests.simulation.known_faults import FOUND_BY, KNOWN, NOT_FOUND
 
+pytestmark = pytest.mark.xdist_group("simulation")  # its processes are for one worker
 #: Seeds in which each known fault must show.
 _SEEDS = 2000
 
@@ -16,7 +17,7 @@ _SEEDS = 2000
 def test_histories() -> None:
     """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint, and
     at peace every backend restores it."""
-    failed = [result for result in lived([(seed, None) for seed in range(60)], 2) if result["error"] is not None]
+    failed = [result for result in lived([(seed, None) for seed in range(100)], 2) if result["error"] is not None]
     assert not failed
 
 
@@ -45,7 +46,7 @@ def test_a_known_fault_shows(fault: str, known_histories: dict[tuple[object, obj
     assert known_histories[seed, fault] is not None
 
 
-@pytest.mark.long
+@pytest.mark.heavy
 @pytest.mark.parametrize("fault", sorted(FOUND_BY))
 def test_a_known_fault_is_found(fault: str) -> None:
     """One of the first seeds finds a fault that is put back."""
