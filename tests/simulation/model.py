@@ -1,0 +1,127 @@
+"""What is right in a history: a small model of one job.
+
+The input is a sequence of changes that the seed gives, and a checkpoint has read it up to an offset. So the state of a
+checkpoint is what the changes before its offset make.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from statemgr.engine.attempts import Attempt
+from statemgr.engine.task import Task
+from statemgr.errors import RetryableError, StatemgrError
+from statemgr.model.checkpoint import Checkpoint
+from tests.simulation.scheduler import Scheduler
+
+TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
+STORES = ("totals", "latest")
+State = dict[str, dict[bytes, bytes]]
+#: Errors that an operation in trouble may end with, besides those that say that it may be tried again.
+_EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
+
+
+class Wrong(AssertionError):
+    """The history broke a property."""
+
+
+class Model:
+    """The input, and what owners were told.
+
+    Attributes:
+        acked: the position in the input that somebody was told is published.
+        acks: how many commits were acknowledged.
+        tried: position → how many commits of it are published, or may be.
+        going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._width = (0, 7, 2900)[scheduler.decide("width of values", 3)]
+        self.acked = self.acks = 0
+        self.tried = Counter({0: 1})
+        self.going_back: list[int] = []
+
+    def change(self, number: int) -> tuple[str, bytes, bytes | None]:
+        """The change at an offset of the input."""
+        drawn = self._scheduler.decide(f"change {number}", 1000)
+        key = b"key-%d" % (drawn % 7)
+        value = None if drawn % 5 == 0 else (b"%d" % number).ljust(self._width or drawn % 40, b".")
+        return STORES[drawn % 2], key, value
+
+    def state_at(self, position: int) -> State:
+        """What the changes before an offset make."""
+        state: State = {store: {} for store in STORES}
+        for number in range(position):
+            store, key, value = self.change(number)
+            if value is None:
+                state[store].pop(key, None)
+            else:
+                state[store][key] = value
+        return state
+
+    def compare(self, checkpoint: Checkpoint | None, opened: Task | Attempt, acked: int) -> int:
+        """Compare what an opening found, before which ``acked`` was acknowledged. Returns: its position."""
+        position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
+        if position < min(acked, self.acked, *self.going_back):  # a rollback may have gone back since
+            raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
+        if self.tried[position] < 1:
+            raise Wrong(f"opened at {position}, which nobody has committed")
+        self.compare_state(position, {store: dict(opened.store(store).range()) for store in STORES})
+        return position
+
+    def compare_state(self, position: int, found: State) -> None:
+        """Compare the state at a position."""
+        expected = self.state_at(position)
+        if found != expected:
+            raise Wrong(f"other state at {position}: {_difference(found, expected)}")
+
+    def compare_other(self, checkpoint: Checkpoint | None, opened: Task | Attempt) -> None:
+        """Compare what an opening of another task found: the position at its checkpoint."""
+        found = dict(opened.store(STORES[0]).range())
+        if found != ({b"at": b"%d" % checkpoint.input_offsets[SOURCE]} if checkpoint is not None else {}):
+            raise Wrong(f"another task opened with other state: {found}")
+
+    def check_state_ids(self, before: Checkpoint | None, after: Checkpoint, changed: set[str]) -> None:
+        """A store has a new state ID if, and only if, it has changed."""
+        if before is None or not changed <= set(STORES):
+            return
+        for store in STORES:
+            is_new = before.stores.get(store) != after.stores[store]
+            if is_new != (store in changed):
+                raise Wrong(f"{store} has {'a new' if is_new else 'the same'} state ID after changes of {changed}")
+
+    @contextmanager
+    def committing(self, position: int) -> Iterator[None]:
+        """A block that commits a position."""
+        self.tried[position] += 1
+        self._scheduler.trace(f"commit {position}")
+        try:
+            yield
+        except RetryableError as error:
+            if not self.may_be_published(error):
+                self.tried[position] -= 1
+            raise
+        self.acked = max(self.acked, position)
+        self.acks += 1
+        self._scheduler.note(f"committed {position}")
+
+    def may_be_published(self, error: StatemgrError) -> bool:
+        """Whether a commit that ended with this error may be on the topic."""
+        return not isinstance(error, RetryableError) or error.message.startswith("the commit did not end")
+
+    def expect(self, error: StatemgrError) -> None:
+        """Raises: Wrong for an error that no situation explains."""
+        if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
+            raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
+
+
+def _difference(found: State, expected: State) -> str:
+    for store in STORES:
+        for key in sorted(found[store].keys() | expected[store].keys()):
+            have, want = found[store].get(key), expected[store].get(key)
+            if have != want:
+                return f"{store}[{key!r}] is {have!r}, and should be {want!r}"
+    return "none"

@@ -1,0 +1,228 @@
+"""Owners of a job, as there are in production: of a task, members that run the consumer loop, drivers of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from statemgr import JobConfig, StateManager
+from statemgr.engine import Epoch, PreparedCommit, open_attempt
+from statemgr.engine.attempts import Attempt
+from statemgr.engine.host import AttemptHost
+from statemgr.engine.task import Task
+from statemgr.errors import (
+    CorruptError,
+    FencedError,
+    InvalidError,
+    MissingError,
+    OutcomeUnknownError,
+    RetryableError,
+    StatemgrError,
+)
+from tests.simulation.model import SOURCE, STORES, TASK, Wrong
+from tests.simulation.scheduler import Process
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from tests.simulation.history import History
+
+
+@dataclass
+class Reached:
+    """How far the work on a task is: its position in the input, and the stores with changes since the last commit."""
+
+    position: int
+    changed: set[str] = field(default_factory=set)
+
+
+class Owner:
+    """One life of a process that owns the job or a part of it.
+
+    Args:
+        moment: the process and the number of the life, for decisions.
+    """
+
+    def __init__(self, history: History, manager: StateManager, moment: str) -> None:
+        self._history = history
+        self._scheduler, self._model = history.scheduler, history.model
+        self._manager = manager
+        self._moment = moment
+
+    def run(self) -> None:
+        """Live it. Raises: as the calls of the manager."""
+        raise NotImplementedError
+
+    def _change_some(self, task: Task | Attempt, at: Reached, changes: int) -> None:
+        """Process some input."""
+        for number in range(at.position, at.position + changes):
+            at.changed.add(self._process(task, number))
+            at.position += 1
+
+    def _process(self, task: Task | Attempt, number: int) -> str:
+        """Process the input at an offset. Returns: the store that it has changed."""
+        self._history.feed(number + 1)
+        store, key, value = self._model.change(number)
+        task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+        return store
+
+
+class TaskOwner(Owner):
+    """Opens a task, and commits what it has processed. After a failed commit it may go on."""
+
+    def run(self) -> None:
+        decide, acked = self._scheduler.decide, self._model.acked
+        with self._manager.open_task(TASK) as task:
+            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            self._scheduler.note(f"opened at {at.position}")
+            for turn in range(2 + decide(f"turns of {self._moment}", 8)):
+                if self._history.over:
+                    break
+                moment = f"{self._moment} {turn}"
+                self._change_some(task, at, decide(f"changes {moment}", 5))
+                self._scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
+                try:
+                    self._commit(task, at, moment)
+                except (RetryableError, OutcomeUnknownError) as error:
+                    if decide(f"gives up {moment}", 2):
+                        raise
+                    if self._model.may_be_published(error):
+                        at.changed.add("perhaps none")
+                    self._scheduler.note(f"goes on after {type(error).__name__}: {error.message}")
+
+    def _commit(self, task: Task, at: Reached, moment: str) -> None:
+        """Commit, and sometimes process more meanwhile. Raises: as ``Task.commit``; then the task may go on."""
+        before, done, position = task.last_checkpoint, at.changed, at.position
+        meanwhile = self._scheduler.decide(f"meanwhile {moment}", 6)
+        with self._model.committing(position):
+            if meanwhile > 2:
+                checkpoint = task.commit({SOURCE: position})
+                at.changed = set()
+            else:
+                started, at.changed = task.commit_async({SOURCE: position}), set()
+                self._change_some(task, at, meanwhile)
+                try:
+                    checkpoint = started.result()
+                except StatemgrError:
+                    at.changed |= done
+                    task.forgive()
+                    raise
+        if checkpoint.input_offsets != {SOURCE: position}:
+            raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
+        self._model.check_state_ids(before, checkpoint, done)
+
+
+class LastOwner(TaskOwner):
+    """Opens the task when no fault happens any more. Everything works."""
+
+    def run(self) -> None:
+        acked = self._model.acked
+        with self._manager.open_task(TASK) as task:
+            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            for _ in range(2):
+                self._change_some(task, at, 3)
+                with self._model.committing(at.position):
+                    task.commit({SOURCE: at.position})
+
+
+class LoopMember(Owner):
+    """A member of the consumer group that runs the consumer loop, until somebody stops it."""
+
+    def run(self) -> None:
+        self._expected = 0
+        consumer = self._manager.config.consumer("simulated")
+        process = self._moment.partition(" ")[0]
+        self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
+        try:
+            loop.run()
+        finally:
+            consumer.close()
+            del self._history.loops[process]
+
+    def _opened(self, task: Task) -> None:
+        # what was acknowledged while the opening was in progress may be newer: then this member is fenced
+        self._expected = self._model.compare(task.last_checkpoint, task, 0)
+        self._scheduler.note(f"loop opened at {self._expected}")
+
+    def _processed(self, task: Task, message: Message) -> None:
+        offset = message.offset()
+        assert offset is not None
+        if offset != self._expected:
+            raise Wrong(f"the input continues at {offset} instead of {self._expected}")
+        if task.last_checkpoint is not None:
+            self._model.acked = max(self._model.acked, task.last_checkpoint.input_offsets[SOURCE])
+        self._process(task, offset)
+        self._model.tried[offset + 1] += 1
+        self._expected = offset + 1
+
+
+class Driver(Owner):
+    """The driver of an engine, which publishes what its executors prepare."""
+
+    def run(self) -> None:
+        decide, config, acked = self._scheduler.decide, self._manager.config, self._model.acked
+        epoch = self._manager.acquire()
+        with closing(self._history.services(config)) as services:
+            host = AttemptHost(services)
+            if self._history.prepared:
+                self._publish_late(self._history.prepared)
+            for turn in range(2 + decide(f"turns of {self._moment}", 6)):
+                if self._history.over:
+                    break
+                moment = f"{self._moment} {turn}"
+                first, position = self._attempt(epoch, host, acked, moment)
+                prepared = [first, *(self._other(epoch, host, other, position) for other in [*epoch.checkpoints][1:])]
+                self._history.prepared = prepared
+                self._scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
+                with self._model.committing(position):
+                    published = self._manager.publish(prepared)
+                epoch = replace(epoch.after_publish(), checkpoints=published, refill=self._manager.damaged())
+
+    def _attempt(self, epoch: Epoch, host: AttemptHost, acked: int, moment: str) -> tuple[PreparedCommit, int]:
+        """An executor's work on the first task. Returns: its commit, and the new position."""
+        with self._opened(TASK, epoch, host) as attempt:
+            at = Reached(self._model.compare(epoch.checkpoints[TASK], attempt, acked))
+            self._scheduler.note(f"an attempt begins at {at.position}")
+            self._change_some(attempt, at, self._scheduler.decide(f"changes {moment}", 5))
+            prepared = attempt.prepare({SOURCE: at.position})
+        return prepared, at.position
+
+    def _other(self, epoch: Epoch, host: AttemptHost, task: str, position: int) -> PreparedCommit:
+        """An executor's work on another task, which only stores the position."""
+        with self._opened(task, epoch, host) as attempt:
+            self._model.compare_other(epoch.checkpoints[task], attempt)
+            attempt.store(STORES[0]).put(b"at", b"%d" % position)
+            return attempt.prepare({SOURCE: position})
+
+    @contextmanager
+    def _opened(self, task: str, epoch: Epoch, host: AttemptHost) -> Iterator[Attempt]:
+        try:
+            attempt = open_attempt(self._manager.config, task, epoch.checkpoints[task], epoch, host=host)
+        except (MissingError, CorruptError):
+            self._manager.confirm()  # a newer owner may have evicted the checkpoint
+            raise
+        with attempt:
+            yield attempt
+
+    def _publish_late(self, prepared: list[PreparedCommit]) -> None:
+        """A driver is given commits that were prepared for an older one."""
+        with suppress(FencedError, InvalidError):
+            self._manager.publish(prepared)
+            raise Wrong("commits that were prepared for an older owner were published")
+
+
+def live(history: History, config: JobConfig, process: Process, kind: type[Owner]) -> None:
+    """The lives of an owner: after an error it begins again."""
+    for life in range(4):
+        if history.over:
+            return
+        try:
+            with StateManager(config, services=history.services) as manager:
+                kind(history, manager, f"{process.name} {life}").run()
+            return
+        except StatemgrError as error:
+            history.scheduler.note(f"{type(error).__name__}: {error.message}")
+            history.model.expect(error)
+        history.scheduler.sleep(1.0)
