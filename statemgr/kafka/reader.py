@@ -24,6 +24,8 @@ from statemgr.ports import Clock
 _BATCH = 500
 #: ``consume`` waits this long for a full batch. Every read waits so once, at the end of the topic.
 _WAIT_S = 0.02
+#: Seconds after which ``consume`` has returned, unless the process was suspended meanwhile.
+_RETURNED_S = 5.0
 #: Seconds that a read may make no progress, in addition to the longest life of a transaction.
 _GRACE_S = 30.0
 
@@ -56,9 +58,11 @@ class PartitionReader:
             client.assign([TopicPartition(topic, partition, start)])
             last_progress = self._clock.monotonic()
             while reading.position < end:
-                before = reading.position
+                before, asked_s = reading.position, self._clock.elapsed()
                 # to the end there are at most this many messages, where one of them may be the news that it is the end
                 batch = reading.take(client.consume(min(_BATCH, end - reading.position), _WAIT_S))
+                # a process that was suspended in the call has not waited: the brokers could not answer
+                last_progress += max(self._clock.elapsed() - asked_s - _RETURNED_S, 0.0)
                 if batch:
                     yield batch
                 if reading.position > before:

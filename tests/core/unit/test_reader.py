@@ -1,0 +1,37 @@
+"""The reader of a partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.kafka.reader import PartitionReader
+from statemgr.testing.clock import ControlledClock
+from statemgr.testing.memory_clients import MemoryConsumer, served
+from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_servers import START_MS
+
+
+def test_a_process_that_was_suspended_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process sleeps in a read for longer than any deadline, and the first answer after that is empty. This is no
+    damage of the log, and no open transaction: the read goes on."""
+    clock = ControlledClock(START_MS)
+    broker = MemoryBroker(clock)
+    broker.append("records", 0, b"key", b"value")
+    suspended, consume = [700.0, 700.0], MemoryConsumer.consume
+
+    def consume_late(self: MemoryConsumer, *args: Any) -> Any:
+        if not suspended:
+            return consume(self, *args)
+        clock.advance(suspended.pop())
+        return []
+
+    monkeypatch.setattr(MemoryConsumer, "consume", consume_late)
+    config = JobConfig.from_mapping(
+        {"job.name": "reads", "kafka.bootstrap.servers": "memory:reads", "stores.totals.value.serde": "bytes"}
+    )
+    with served(broker, "memory:reads"):
+        found = [record for batch in PartitionReader(config, clock).read("records", 0, 0, 1) for record in batch]
+    assert [record.value() for record in found] == [b"value"]
