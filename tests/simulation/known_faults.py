@@ -876,7 +876,7 @@ FOUND_BY: Mapping[str, int] = {
     "diff_by_name_and_size": 11,
     "a_segment_is_missing": 0,
     "segments_in_the_wrong_order": 0,
-    "snapshot_claims_a_later_commit": 21,
+    "snapshot_claims_a_later_commit": 90,
     "chain_skips_to_a_later_snapshot": 5,
     "histories_are_told_apart_by_numbers": 43,
     "snapshot_of_another_branch": 5,
