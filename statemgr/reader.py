@@ -7,12 +7,11 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
-from statemgr.config import JobConfig, StoreConfig
+from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import ConfigError, InvalidError, MissingState
 from statemgr.flows.opening.restore import StoreRestore, restore_store
@@ -20,7 +19,7 @@ from statemgr.flows.replaced_layouts import kept_by
 from statemgr.flows.state_diff import KeyChange, Pair, compare, find_pairs
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local import open_snapshot, scan_in_batches
+from statemgr.local import open_snapshot, snapshot_batches
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
@@ -247,22 +246,9 @@ class JobReader:
         with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
             into = Path(temporary)
             self._restore(record, checkpoint, into, [store], None, no_progress)
-            for batch in self._scan(into / store, self.config.stores[store], start, end, size):
+            config = self.config.stores[store]
+            for batch in snapshot_batches(config.type, into / store, config.rocksdb, start, end, size):
                 yield live_items(batch, checkpoint, self._services.identity(record.task, store))
-
-    def _scan(
-        self, directory: Path, config: StoreConfig, start: bytes | None, end: bytes | None, size: int
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        if config.type == "rocksdb":
-            yield from scan_in_batches(directory, config.rocksdb, start, end, size)
-            return
-        opened = open_snapshot(config.type, directory, config.rocksdb)
-        try:
-            items = opened.scan(start, end)
-            while batch := list(islice(items, size)):
-                yield batch
-        finally:
-            opened.close()
 
     def pairs(self, before: str, after: str | None = None, tasks: Sequence[str] = ()) -> list[Pair]:
         """The two checkpoints of each task that retains both. Without an ID, ``after`` is the task's current one.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from statemgr.errors import ConfigError, CorruptFile, InvalidError
 from statemgr.local.memory import FILE, MemoryStore
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.options import BRIEF
+from statemgr.local.rocksdb.split import scan_in_batches
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from statemgr.ports import Items, LocalStore
@@ -66,6 +67,25 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
             raise CorruptFile("the directory has no snapshot of a store in memory", path=directory)
         return ReadOnlyStore(MemoryStore.open(directory), directory)
     raise _unknown(kind)
+
+
+def snapshot_batches(
+    kind: str, directory: Path, options: Mapping[str, object], start: bytes | None, end: bytes | None, size: int
+) -> Generator[list[tuple[bytes, bytes]]]:
+    """The items of a finished directory with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``.
+
+    Raises: as :func:`open_snapshot`.
+    """
+    if kind == "rocksdb":
+        yield from scan_in_batches(directory, options, start, end, size)
+        return
+    opened = open_snapshot(kind, directory, options)
+    try:
+        items = opened.scan(start, end)
+        while batch := list(islice(items, size)):
+            yield batch
+    finally:
+        opened.close()
 
 
 def key_ranges(kind: str, directory: Path, count: int) -> list[tuple[bytes | None, bytes | None]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import compress, islice
+from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,9 +30,9 @@ from statemgr.local import (
     bulk_writer,
     cloned,
     empty_directory,
-    open_snapshot,
     remove,
     scan_in_batches,
+    snapshot_batches,
     store_of_tables,
 )
 from statemgr.local.directories import StoreDirectories
@@ -139,16 +139,7 @@ def batches(
 ) -> Generator[list[tuple[bytes, bytes]]]:
     """The items of a finished store in key order. Raises: CorruptError."""
     config = services.config.stores[store]
-    if config.type == "rocksdb":
-        yield from scan_in_batches(directory, config.rocksdb, start, end, _BATCH)
-        return
-    opened = open_snapshot(config.type, directory, config.rocksdb)
-    try:
-        items = opened.scan(start, end)
-        while batch := list(islice(items, _BATCH)):
-            yield batch
-    finally:
-        opened.close()
+    return snapshot_batches(config.type, directory, config.rocksdb, start, end, _BATCH)
 
 
 @contextmanager
