@@ -16,6 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,26 +83,36 @@ def lived(histories: Sequence[tuple[int, str | None]], jobs: int) -> Iterator[di
                 pass
 
 
+def _live(history: History, fault: str | None) -> BaseException | None:
+    """Live a history with a known fault put back, or without one. Returns: the error with which it ended."""
+    from tests.simulation.known_faults import put_back
+
+    gc.collect()
+    try:
+        with put_back(fault):
+            history.run()
+    except BaseException as error:
+        return error
+    return None
+
+
 def _work(histories: Sequence[tuple[int, str | None]]) -> None:
     """Live histories one after the other, and print one line of JSON for each."""
     from tests.simulation.history import History
-    from tests.simulation.known_faults import put_back
 
     gc.disable()  # finalizers must run at the same moment in each run
     for seed, fault in histories:
-        history, error = History(seed), None
-        try:
-            with put_back(fault):
-                history.run()
-        except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
+        history = History(seed)
+        error = _live(history, fault)
         result = {
             "seed": seed, "fault": fault, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen,
-            "error": error,
+            "error": None if error is None else _told(error),
         }  # fmt: skip
         print(json.dumps(result), flush=True)
-        del history
-        gc.collect()
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _all(seeds: range, jobs: int, fault: str | None, *, only_first: bool) -> int:
@@ -129,18 +143,11 @@ def _tell(seed: int, fault: str | None) -> int:
     from dataclasses import fields
 
     from tests.simulation.history import History
-    from tests.simulation.known_faults import put_back
     from tests.simulation.servers import Faults
 
     def live(without: frozenset[str], owners: int | None) -> tuple[History, BaseException | None]:
-        gc.collect()
         history = History(seed, without=without, owners=owners)
-        try:
-            with put_back(fault):
-                history.run()
-        except BaseException as error:
-            return history, error
-        return history, None
+        return history, _live(history, fault)
 
     without, owners = frozenset[str](), None
     history, error = live(without, owners)
@@ -156,7 +163,7 @@ def _tell(seed: int, fault: str | None) -> int:
                 without, (history, error) = without | {kind}, calmer
     for at_s, who, text in history.scheduler.story:
         print(f"{at_s:12.3f} s  {who:24} {text}")
-    print(f"seed {seed}: {'all is well' if error is None else f'{type(error).__name__}: {error}'}")
+    print(f"seed {seed}: {'all is well' if error is None else _told(error)}")
     return 0 if error is None else 1
 
 

@@ -72,13 +72,12 @@ _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 class Clock(SystemClock):
     """The clock of one machine, which may be wrong."""
 
-    def __init__(self, scheduler: Scheduler, ahead_s: float) -> None:
+    def __init__(self, ahead_s: float) -> None:
         super().__init__()
-        self._scheduler = scheduler
         self._ahead_ns = int(ahead_s * 1e9)
 
     def time_ns(self) -> int:
-        return int((self._scheduler.start_s + self._scheduler.now) * 1e9) + self._ahead_ns
+        return super().time_ns() + self._ahead_ns
 
 
 class History:
@@ -147,7 +146,7 @@ class History:
         self._topic = self._config("", 0).checkpoint_topic
         self.broker = broker = Broker(network)
         with served(broker, f"memory:{self._name}"):
-            self.bucket: SimulatedBlobStore = SimulatedBlobStore(Clock(scheduler, 0), self._name)
+            self.bucket: SimulatedBlobStore = SimulatedBlobStore(SystemClock(), self._name)
             self.bucket.network = network
             broker.create(TOPIC, self._tasks)
             add_observer(self._observe)
@@ -266,7 +265,7 @@ class History:
         """The services of a process."""
         machine = config.state_dir.name
         ahead_s = (0.0, 0.0, 40.0, -40.0)[self.scheduler.decide(f"clock of {machine}", 4)]
-        clock = Clock(self.scheduler, ahead_s)
+        clock = Clock(ahead_s)
         ids = IdSource(time_ns=lambda: clock.time_ns() + next(self._numbers), token=self.scheduler.token)
         made = open_services(config, clock, ids, Executors())
         return replace(made, owner=PublishedBy(machine, next(self._numbers), "simulated"))

@@ -80,7 +80,7 @@ class _Turn:
 
 _allocate_lock = _thread.allocate_lock
 _real: dict[str, Callable[..., Any]] = {
-    "urandom": os.urandom, "flock": fcntl.flock, "close": os.close, "monotonic": time.monotonic,
+    "urandom": os.urandom, "flock": fcntl.flock, "close": os.close,
 }  # fmt: skip
 
 
