@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import ConfigError, InvalidError, MissingState
+from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState, RetryableError
 from statemgr.flows.opening.restore import StoreRestore, restore_store
 from statemgr.flows.replaced_layouts import kept_by
 from statemgr.flows.state_diff import KeyChange, Pair, compare, find_pairs
@@ -28,10 +29,12 @@ from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.ports import BlobInfo, Progress, ReadableStore, no_progress
+from statemgr.ports import BlobInfo, LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published, live_items
 from statemgr.wiring import open_services
+
+log = logging.getLogger(__name__)
 
 
 class JobReader:
@@ -201,24 +204,54 @@ class JobReader:
 
     @contextmanager
     def open_store(
-        self, task: str, store: str, checkpoint_id: str | None = None, progress: Progress = no_progress
+        self,
+        task: str,
+        store: str,
+        checkpoint_id: str | None = None,
+        progress: Progress = no_progress,
+        *,
+        whole: bool = False,
     ) -> Iterator[ReadableStore]:
         """A store as of one checkpoint, restored into a temporary directory that is deleted after the block.
 
         A store with a TTL has the entries that had not expired at the time of the checkpoint.
+
+        Args:
+            whole: fetch everything first, because most of it will be read. Otherwise only those parts of a large store
+                in a blob store are fetched that something reads, when it does.
+
+        Raises: as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
         with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
             into = Path(temporary)
             record = self.records().get(task)
             checkpoint = self._find(record, task, checkpoint_id)
             assert record is not None
-            self._restore(record, checkpoint, into, [store], None, progress)
             config = self.config.stores[store]
-            opened = open_snapshot(config.type, into / store, config.rocksdb)
+            opened = None if whole else self._open_by_need(record, checkpoint, store, into / "parts", progress)
+            if opened is None:
+                self._restore(record, checkpoint, into, [store], None, progress)
+                opened = open_snapshot(config.type, into / store, config.rocksdb)
             try:
                 yield as_published(opened, checkpoint, self._services.identity(task, store))
             finally:
                 opened.close()
+
+    def _open_by_need(
+        self, record: CheckpointRecord, checkpoint: Checkpoint, store: str, staging: Path, progress: Progress
+    ) -> LocalStore | None:
+        """From the first restore factory, if it can; None if the whole state has to be restored."""
+        factories = {store: tuple(self.config.stores[store].restore_factories)}
+        plans = plan_retained(record, checkpoint, factories, job=self.config.job_name)
+        if not plans or not plans[0].candidates:
+            return None
+        factory, marker = plans[0].candidates[0]
+        request = RestoreRequest(self._services.identity(record.task, store), marker, staging, (), progress)
+        try:
+            return self._services.restore_manager(factory).open_by_need(request)
+        except (MissingError, CorruptError, RetryableError) as error:
+            log.warning("%s/%s: parts of it cannot be read by need: %s", record.task, store, error)
+            return None
 
     def scan(
         self,

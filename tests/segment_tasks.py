@@ -62,6 +62,12 @@ class SegmentTask:
         self.checkpoint: Checkpoint | None = None
         self._commits = itertools.count()
 
+    def write_table(self, items: Mapping[bytes, bytes | None]) -> None:
+        """Write the items into a file of their own."""
+        self._store.content.write(items.items())
+        self._store.content.flush()
+        self._store.local.flush()
+
     def commit(self, items: Mapping[bytes, bytes | None] | None = None) -> Checkpoint:
         """Write the items (or change one key), commit, and wait for the snapshot if the commit starts one."""
         number = next(self._commits)

@@ -76,7 +76,7 @@ def scan_command(
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
     entries = (
         (task, render(key, keys), render(value, values))
-        for task, opened in _stores(call, store)
+        for task, opened in _stores(call, store, whole=not limit and bounds == (None, None))
         for key, value in opened.scan(*bounds)
     )
     shown, more = 0, False
@@ -104,7 +104,7 @@ def scan_command(
 def count_command(call: Call, store: str) -> None:
     """Count the keys of each task."""
     _configured(call.config, store)
-    counts = [(task, sum(1 for _ in opened.scan(None, None))) for task, opened in _stores(call, store)]
+    counts = [(task, sum(1 for _ in opened.scan(None, None))) for task, opened in _stores(call, store, whole=True)]
     found = [{"task": task, "store": store, "count": count} for task, count in counts]
     call.show(found, ("task", "keys"), counts, empty="no tasks")
     if not call.as_json:
@@ -131,11 +131,13 @@ def _configured(config: JobConfig, store: str) -> StoreConfig:
     return config.stores[store]
 
 
-def _stores(call: Call, store: str) -> Iterator[tuple[str, ReadableStore]]:
-    """Each task's store, opened one after the other. Raises: MissingState."""
+def _stores(call: Call, store: str, *, whole: bool = False) -> Iterator[tuple[str, ReadableStore]]:
+    """Each task's store, opened one after the other. ``whole``: most of it will be read. Raises: MissingState."""
     with call.reader() as reader:
         for task in call.tasks or reader.tasks(call.checkpoint_id):
             with ExitStack() as stack:
                 with call.progress() as progress:
-                    opened = stack.enter_context(reader.open_store(task, store, call.checkpoint_id, progress))
+                    opened = stack.enter_context(
+                        reader.open_store(task, store, call.checkpoint_id, progress, whole=whole)
+                    )
                 yield task, opened

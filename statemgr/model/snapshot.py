@@ -26,12 +26,24 @@ TWICE = "appears twice, or differs from another one only in case or Unicode form
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a table file, from where its blocks of data end: filter, index, properties and footer.
+
+    ``offset``: where it begins in the file. ``hash``: the XXH3-128 of its bytes.
+    """
+
+    offset: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class FileIndex:
     """One file: its name in its directory, its size in bytes, the XXH3-128 of its content, and where the content is.
 
     Exactly one of ``inline`` and ``parts`` is set. Parts are in order, and their sizes add up to ``size``. ``frames``:
     for each part the bytes of the zstandard frame in its blob, or 0 if it has none; empty if no part has one.
-    ``mode``: permission bits. ``modified_ms``: epoch milliseconds.
+    ``mode``: permission bits. ``modified_ms``: epoch milliseconds. ``tail``: of a table file, so that a reader can
+    fetch and verify it before anything else; None if it is not known.
     """
 
     name: str
@@ -42,6 +54,7 @@ class FileIndex:
     frames: tuple[int, ...] = ()
     mode: int = 0o600
     modified_ms: int = 0
+    tail: Tail | None = None
 
     @property
     def private_mode(self) -> int:
@@ -193,6 +206,8 @@ def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
         return f"has the mode {file.mode:o}, with which nobody could restore it"
     if file.frames and len(file.frames) != len(file.parts):
         return "has not as many frames as parts"
+    if file.tail is not None and not (0 <= file.tail.offset < file.size and len(file.tail.hash) == 16):
+        return "has an impossible tail"
     if file.inline is not None:
         if file.parts or len(file.inline) != file.size:
             return "has inline content that does not match its size"

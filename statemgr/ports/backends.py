@@ -14,7 +14,7 @@ from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedCh
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
 from statemgr.ports.kafka import Delivered, Transaction
-from statemgr.ports.local import CommittedDirectory, FinishedDirectory, Moment
+from statemgr.ports.local import CommittedDirectory, FinishedDirectory, LocalStore, Moment
 
 T = TypeVar("T")
 
@@ -366,6 +366,15 @@ class RestoreManager(ABC):
     def restore(self, request: RestoreRequest) -> Restored:
         """Fill ``request.staging`` with a complete, verified directory. Raises: MissingState, MissingBlob,
         CorruptBlob, CorruptRecord, UnavailableError, DiskFull."""
+
+    def open_by_need(self, request: RestoreRequest) -> LocalStore | None:
+        """Open the state for reading before it is here: parts of it are fetched into ``request.staging`` when
+        something reads them. The caller closes the store and removes the directory, and makes nothing else of it.
+
+        Returns: None if the backend cannot, or if :meth:`restore` takes about as long.
+        Raises: as :meth:`restore`; so do reads of the store.
+        """
+        return None
 
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment

@@ -60,16 +60,30 @@ class Downloads:
         """Write one blob to a new file, verified. Raises: as :meth:`fetch_files`."""
         self.fetch_files([Fetch(FileIndex(target.name, ref.size, ref.hash, parts=(ref,)), target)])
 
-    def get_bytes(self, ref: BlobRef, limit: int) -> bytes:
-        """Read one blob of at most ``limit`` bytes, verified.
+    def get_bytes(self, ref: BlobRef, limit: int, frame: int = 0) -> bytes:
+        """Read one blob of at most ``limit`` bytes, verified. ``frame``: the size of the frame that it is stored in.
 
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied.
         """
         if ref.size > limit:
             raise CorruptBlob(f"a blob of {ref.size} bytes is refused: the limit is {limit}", blob=ref.blob_id)
         destination = _IntoMemory()
-        self._read_verified(ref, destination)
+        self._read_verified(ref, destination, frame)
         return bytes(destination.data)
+
+    def get_range(self, ref: BlobRef, offset: int, size: int) -> memoryview:
+        """Read ``size`` bytes of what ``ref`` names, from ``offset`` on. The caller has to verify them.
+
+        Raises: MissingBlob, CorruptBlob (it ends before), UnavailableError, AccessDenied.
+        """
+        data = read_buffer(size)
+        with self._opened(ref.blob_id, (ref.offset or 0) + offset, size) as reader:
+            got = 0
+            while got < size and (more := reader.readinto(data[got:])):
+                got += more
+        if got < size:
+            raise CorruptBlob(f"the blob ends {size - got} bytes too early", blob=ref.blob_id, hint=ANOTHER_COPY)
+        return data
 
     def read_back(self, ref: BlobRef, stored: int) -> None:
         """Verify every byte of a blob, or of its part that ``ref`` names, which takes ``stored`` bytes there.

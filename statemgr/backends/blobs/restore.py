@@ -22,18 +22,19 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from statemgr.backends.blobs.by_need import open_by_need
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import SegmentCache
-from statemgr.backends.blobs.tables import SegmentReplay, changes_of
+from statemgr.backends.blobs.tables import changes_of, replay
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, truncated
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
-from statemgr.ports import Moment, Restored, RestoreManager, RestoreRequest, StoreIdentity
+from statemgr.ports import LocalStore, Moment, Restored, RestoreManager, RestoreRequest, StoreIdentity
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ class BlobRestore(RestoreManager):
         assert broken.first is not None
         raise broken.first
 
+    def open_by_need(self, request: RestoreRequest) -> LocalStore | None:
+        return open_by_need(self._services, self._catalogue, request)
+
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment
     ) -> Iterator[Sequence[Change]] | None:
@@ -110,16 +114,8 @@ class BlobRestore(RestoreManager):
         config = self._services.config.stores[identity.store]
         unshare(request.staging)
         store = open_store(config.type, request.staging, config.rocksdb, briefly=True)
-        replay = SegmentReplay(store)
-        fetched, reached = 0, start
         try:
-            with SegmentCache(self._services, identity).brought(segments) as brought:  # 3
-                for local in brought:
-                    replay.apply(local, reached)  # 4
-                    reached = local.segment.end
-                    fetched += local.fetched
-                    request.progress(f"apply {config.name}", reached - start, chain.end - start)
-                replay.finish()
+            changes, fetched = replay(self._services, identity, store, segments, start, request.progress)  # 3, 4
             store.flush()  # 5
         except (MissingError, CorruptError) as error:
             broken.add_segments(self._damaged(way.segments, error))
@@ -131,7 +127,7 @@ class BlobRestore(RestoreManager):
             None,
             bytes_fetched=began.bytes_fetched + fetched,
             bytes_reused=began.bytes_reused,
-            records=replay.changes,
+            records=changes,
             tables=began.files,
         )
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
 from statemgr.errors import InvalidError
+from statemgr.local import TABLE_SUFFIX, tail_offset
 from statemgr.local.transfer_files import disk_errors
 from statemgr.local.trees import look_up
 from statemgr.model.checkpoint import BlobRef
@@ -31,6 +32,7 @@ from statemgr.model.snapshot import (
     DirIndex,
     FileIndex,
     SnapshotIndex,
+    Tail,
 )
 from statemgr.phases import Phase
 from statemgr.ports import Clock, FinishedDirectory, Progress, StoreIdentity, StoreSnapshot
@@ -96,6 +98,7 @@ class Snapshots:
             **{file.path: _inline(snapshot.directory.path, file) for file in inline},
             **uploaded,
         }
+        files = {path: self._with_tail(snapshot.directory.path / path, file) for path, file in files.items()}
         snapshot.directory.files.update((path, file.identity) for path, file in files.items())
 
         identity.announce(Phase.PUT_INDEX)
@@ -155,6 +158,15 @@ class Snapshots:
         else:
             done |= _upload_in_groups(transfer, dict(zip((file.path for file in others), uploads, strict=True)), notes)
         return {file.path: done[first[file.size, file.hash].path] for file in files}
+
+    def _with_tail(self, path: Path, file: FileIndex) -> FileIndex:
+        """A table file that is not inside the index gets a tail, if it has none yet."""
+        if path.suffix != TABLE_SUFFIX or file.inline is not None or file.tail is not None:
+            return file
+        offset = tail_offset(path)
+        if offset is None:
+            return file
+        return replace(file, tail=Tail(offset, self._transfer().hash_of(path, offset, file.size - offset)))
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> BlobRef:
         blob_id = index_blob(identity, index.attempt)

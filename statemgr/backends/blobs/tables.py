@@ -12,12 +12,12 @@ Touches the scratch directory, and the store that segments are applied to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from statemgr.backends.blobs.segment_cache import LocalSegment
+from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, DiskFull
 from statemgr.local import durable, is_readable, puts_of, write_table
 from statemgr.local.transfer_files import disk_errors
@@ -25,7 +25,7 @@ from statemgr.model.chain import ChainSegment
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import Change, ChangeSet
 from statemgr.model.segment import read_range, write_segment, write_table_segment
-from statemgr.ports import LocalStore, StoreIdentity
+from statemgr.ports import LocalStore, Progress, StoreIdentity
 from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
@@ -116,6 +116,31 @@ class SegmentReplay:
                 blob=_blob_id(refused),
                 hint=ANOTHER_COPY,
             ) from error
+
+
+def replay(
+    services: Services,
+    identity: StoreIdentity,
+    store: LocalStore,
+    segments: Sequence[ChainSegment],
+    start: int,
+    progress: Progress,
+) -> tuple[int, int]:
+    """Fetch segments in parallel and apply those changes to a store that it lacks: from the number ``start`` on.
+
+    Returns: how many were applied, and the bytes that were fetched. Raises: MissingBlob, CorruptBlob, CorruptFile,
+    UnavailableError, AccessDenied, DiskFull.
+    """
+    applying, fetched, reached = SegmentReplay(store), 0, start
+    segments = [segment for segment in segments if segment.end > start]
+    with SegmentCache(services, identity).brought(segments) as brought:
+        for local in brought:
+            applying.apply(local, reached)
+            reached = local.segment.end
+            fetched += local.fetched
+            progress(f"apply {identity.store}", reached - start, segments[-1].end - start)
+        applying.finish()
+    return applying.changes, fetched
 
 
 def changes_of(local: LocalSegment, after: int) -> Iterator[list[Change]]:

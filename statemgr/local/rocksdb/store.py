@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from rocksdict import Checkpoint, CompactOptions, Options, Rdict
 
@@ -69,7 +70,7 @@ class RocksDbStore:
         self._numbers_skipped = 0
 
     @classmethod
-    def open(cls, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> RocksDbStore:
+    def open(cls, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> Self:
         """Open a store; an empty or missing directory becomes a new one.
 
         Args:

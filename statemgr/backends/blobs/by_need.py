@@ -1,0 +1,233 @@
+"""Opens the state that a chain describes without fetching all of it: a reader gets what it asks for.
+
+Steps of :func:`open_by_need`:
+
+1. get the chain and the index of its snapshot; a small snapshot, and one of another type of store, is refused
+2. fetch the small files, and make each large table file at its full size, with a hole in place of its content
+3. fetch the tails of the tables in parallel, as far as a limit of bytes allows; the others when something reads them
+4. open the store (:mod:`statemgr.local.rocksdb.partial`) and apply the segments after the snapshot
+
+Every byte is verified before it is used: a tail by its hash in the index, a block by RocksDB's checksum, which also
+depends on its file and its place, and a part that is stored compressed by its own hash. Touches the staging directory,
+which must not exist, and which nobody may use for anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
+from statemgr.backends.blobs.tables import replay
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, MissingState
+from statemgr.local.rocksdb.partial import Hole, PartialStore
+from statemgr.local.sparse_file import SparseFile
+from statemgr.model.chain import own_way
+from statemgr.model.hashing import content_hash
+from statemgr.model.snapshot import FileIndex, Tail
+from statemgr.phases import Phase
+from statemgr.ports import RestoreRequest
+from statemgr.services import Services
+from statemgr.transfer.transfer import Transfer
+
+#: Bytes of table files from which their parts are fetched by need. Fewer take about as long as ten requests.
+WORTH = 32 * 1024 * 1024
+#: A table file below this size is fetched whole.
+_SMALL = 256 * 1024
+#: Bytes of tails that are fetched before the store is opened.
+_TAILS = 32 * 1024 * 1024
+#: With more, RocksDB keeps few files open, so that opening the store reads few tails.
+_FEW_FILES = 20
+#: The least that is fetched of a table.
+CHUNK = 16 * 1024
+#: The most chunks that are fetched ahead of a scan.
+_AHEAD = 512
+
+
+def open_by_need(services: Services, catalogue: Catalogue, request: RestoreRequest) -> PartialStore | None:
+    """Open the state of ``request.marker``. Close the store before you remove the directory.
+
+    Returns: None if a restore of the whole state is better.
+    Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull; reads of the store raise the same.
+    """
+    identity = request.identity
+    config = services.config.stores[identity.store]
+    identity.announce(Phase.GET_INDEX)
+    way = own_way(catalogue.chain(identity, request.marker))  # 1
+    index = catalogue.index(identity, way.snapshot.index)
+    large = {file.name: file for file in index.root.files if file.tail is not None and file.size >= _SMALL}
+    if config.type != "rocksdb" or sum(file.size for file in large.values()) < WORTH:
+        return None
+    others = replace(index.root, files=tuple(file for file in index.root.files if file.name not in large))
+    fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
+    tables = PartialTables(services.transfer(), request.staging, large)
+    options = dict(config.rocksdb)
+    if not tables.fetch_tails(_TAILS):  # 3
+        options["max.open.files"] = _FEW_FILES
+    identity.announce(Phase.OPEN)
+    store = PartialStore.open_partial(request.staging, options, tables.supply)  # 4
+    try:
+        replay(services, identity, store, way.segments, way.snapshot.end, request.progress)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+@dataclass
+class _Table:
+    """A table file on this machine. ``here``: one byte for each chunk of its data, 1 if it was written."""
+
+    file: FileIndex
+    tail: Tail
+    local: SparseFile
+    here: bytearray
+    has_tail: bool = False
+    is_whole: bool = False
+    #: The chunk after those that were fetched last, and how many they were.
+    next: int = 0
+    run: int = 0
+
+    def missing(self, start: int, end: int) -> list[int]:
+        """The chunks of a range of bytes that were not written."""
+        stop = (min(end, self.tail.offset) + CHUNK - 1) // CHUNK
+        return [chunk for chunk in range(start // CHUNK, stop) if not self.here[chunk]]
+
+
+class PartialTables:
+    """The table files of one snapshot, at their full sizes, with holes. Safe to use from many threads."""
+
+    def __init__(self, transfer: Transfer, root: Path, files: dict[str, FileIndex]) -> None:
+        self._transfer = transfer
+        self._tables: dict[str, _Table] = {}
+        for name, file in files.items():
+            assert file.tail is not None
+            here = bytearray(-(-file.tail.offset // CHUNK))
+            self._tables[name] = _Table(file, file.tail, SparseFile(root / name, file.size), here)
+
+    def fetch_tails(self, limit: int) -> bool:
+        """Fetch the tails in parallel, the smallest first, up to a limit of bytes. Returns: whether that were all."""
+        chosen: list[_Table] = []
+        for table in sorted(self._tables.values(), key=_tail_size):
+            limit -= _tail_size(table)
+            if limit < 0:
+                break
+            chosen.append(table)
+
+        def fetch(name: str) -> None:
+            self._fetch_tail(self._tables[name])
+
+        for error in self._transfer.for_each([table.file.name for table in chosen], fetch).values():
+            raise error
+        return len(chosen) == len(self._tables)
+
+    def supply(self, hole: Hole, time: int) -> bool:
+        """Fetch what RocksDB could not read. If a call meets the same hole again, what was fetched is damaged, and is
+        fetched once more.
+
+        Returns: whether it is worth to repeat the call. Raises: CorruptBlob the third time, MissingBlob,
+        UnavailableError, AccessDenied, DiskFull.
+        """
+        table = self._tables.get(hole.table)
+        if table is None or not hole.size:
+            return self._supply_any([table] if table is not None else list(self._tables.values()))
+        end = hole.offset + hole.size
+        if end > table.tail.offset:
+            return self._fetch_tail(table)
+        if time > 2:
+            raise self._damaged(table, hole.offset)
+        if time == 2:
+            for chunk in range(hole.offset // CHUNK, -(-end // CHUNK)):
+                table.here[chunk] = 0
+        if missing := table.missing(hole.offset, end):
+            self._fetch(table, missing[0], self._ahead(table, missing))
+        return True
+
+    def _supply_any(self, tables: list[_Table]) -> bool:
+        """Fetch more of these tables: all tails first, and then everything."""
+        if any([self._fetch_tail(table) for table in tables]):  # noqa: C419 (fetch them all)
+            return True
+        return any([self._complete(table) for table in tables])  # noqa: C419
+
+    def _ahead(self, table: _Table, missing: list[int]) -> int:
+        """The chunk before which to stop: a scan gets twice as much with each request."""
+        start, stop = missing[0], missing[-1] + 1
+        table.run = min(2 * table.run, _AHEAD) if start == table.next else 1
+        while stop < min(start + table.run, len(table.here)) and not table.here[stop]:
+            stop += 1
+        table.next = stop
+        return stop
+
+    def _fetch(self, table: _Table, start: int, stop: int) -> None:
+        """Fetch chunks."""
+        begin, end = self._bounds(table.file, start * CHUNK, min(stop * CHUNK, table.tail.offset))
+        table.local.write(begin, self._read(table.file, begin, end))
+        last = len(table.here) if end >= table.tail.offset else end // CHUNK
+        for chunk in range(-(-begin // CHUNK), last):
+            table.here[chunk] = 1
+
+    def _fetch_tail(self, table: _Table) -> bool:
+        if table.has_tail:
+            return False
+        begin = table.tail.offset
+        for _ in range(2):
+            data = self._read(table.file, begin, table.file.size)
+            if content_hash(data) == table.tail.hash:
+                table.local.write(begin, data)
+                table.has_tail = True
+                return True
+        raise self._damaged(table, begin)
+
+    def _complete(self, table: _Table) -> bool:
+        """Fetch all blocks of data, and verify the file. Returns: whether there was anything to do."""
+        if table.is_whole:
+            return False
+        while missing := table.missing(0, table.tail.offset):
+            stop = missing[0]
+            while stop < len(table.here) and not table.here[stop] and stop - missing[0] < _AHEAD:
+                stop += 1
+            self._fetch(table, missing[0], stop)
+        if self._transfer.hash_of(table.local.path, 0, table.file.size) != table.file.hash:
+            raise self._damaged(table, 0)
+        table.is_whole = True
+        return True
+
+    @staticmethod
+    def _bounds(file: FileIndex, start: int, end: int) -> tuple[int, int]:
+        """The range that has to be read for a range: a part that is stored as a frame can only be read whole."""
+        at = 0
+        for number, part in enumerate(file.parts):
+            if file.frame_of(number) and at < end and start < at + part.size:
+                start, end = min(start, at), max(end, at + part.size)
+            at += part.size
+        return start, end
+
+    def _read(self, file: FileIndex, start: int, end: int) -> bytes | bytearray | memoryview:
+        """The bytes of a file from ``start`` to ``end``."""
+        pieces: list[bytes | memoryview] = []
+        at = 0
+        for number, part in enumerate(file.parts):
+            first, last = max(start - at, 0), min(end - at, part.size)
+            if first < last and (frame := file.frame_of(number)):
+                pieces.append(memoryview(self._transfer.get_bytes(part, part.size, frame))[first:last])
+            elif first < last:
+                pieces.append(self._transfer.get_range(part, first, last - first))
+            at += part.size
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @staticmethod
+    def _damaged(table: _Table, offset: int) -> CorruptBlob:
+        at = 0
+        for part in table.file.parts:
+            at += part.size
+            if offset < at:
+                return CorruptBlob(
+                    "the blob has other content than was written", blob=part.blob_id, file=table.file.name,
+                    hint=ANOTHER_COPY,
+                )  # fmt: skip
+        raise MissingState("the file has no such part", file=table.file.name)
+
+
+def _tail_size(table: _Table) -> int:
+    return table.file.size - table.tail.offset

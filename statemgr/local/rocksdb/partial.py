@@ -1,0 +1,130 @@
+"""A RocksDB store whose table files have holes, which are filled when something reads them.
+
+A table file with holes has its full size. RocksDB verifies each block that it reads, and a hole reads as zeros, which
+no block's checksum allows. The error names the file, the offset and the size of the block. So the range is supplied,
+and the call repeated. A filter that cannot be read is no error for RocksDB: it then looks into the blocks of data.
+
+Compaction would read everything, so the store begins none. A directory with holes is private to its store: nothing can
+be made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from statemgr.errors import CorruptFile, InvalidError
+from statemgr.local.rocksdb.options import BRIEF
+from statemgr.local.rocksdb.store import RocksDbStore
+from statemgr.ports import Items
+
+T = TypeVar("T")
+_BLOCK = re.compile(r"([^/\\\s]+\.sst) offset (\d+) size (\d+)")
+_TABLE = re.compile(r"([^/\\\s]+\.sst)")
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """What could not be read: a block of a table file (bytes from ``offset`` on), or something in it (without a size),
+    or something in any file (without a name)."""
+
+    table: str = ""
+    offset: int = 0
+    size: int = 0
+
+
+#: Supplies what could not be read, for the given time in one call. Returns: whether it may be there now.
+Supply = Callable[[Hole, int], bool]
+
+
+class PartialStore(RocksDbStore):
+    """Implements ``ports.LocalStore``, except that no directory can be made from it. One thread writes; others read."""
+
+    supply: Supply
+
+    @classmethod
+    def open_partial(cls, directory: Path, options: Mapping[str, object], supply: Supply) -> PartialStore:
+        """Raises: as :meth:`RocksDbStore.open`, and what ``supply`` raises."""
+        store = _repeated(supply, lambda: cls.open(directory, {**options, BRIEF: True}))
+        store.supply = supply
+        return store
+
+    def get(self, key: bytes) -> bytes | None:
+        read = super().get
+        return _repeated(self.supply, lambda: read(key))
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        read = super().get_many
+        return _repeated(self.supply, lambda: read(keys))
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Items:  # type: ignore[override]
+        """Reads lazily. The items include what is written meanwhile behind the place of the scan."""
+        return self._scan(super().scan, start, end)
+
+    def _scan(
+        self, read: Callable[[bytes | None, bytes | None], Items], start: bytes | None, end: bytes | None
+    ) -> Generator[tuple[bytes, bytes]]:
+        tried = Counter[Hole]()
+        items = None
+        while True:
+            try:
+                items = items or read(start, end)
+                item = next(items, None)
+            except CorruptFile as error:
+                _supplied(self.supply, error, tried)
+                # its buffers may have the zeros of other holes
+                items = None
+                continue
+            if item is None:
+                return
+            tried.clear()
+            yield item
+            start = item[0] + b"\0"
+
+    def ingest(self, tables: Sequence[Path]) -> None:
+        take = super().ingest  # it looks for keys in the range of the new tables
+        _repeated(self.supply, lambda: take(tables))
+
+    def compact_if_needed(self, limit: int) -> bool:
+        return False
+
+    def compact(self) -> None:
+        raise self._refused()
+
+    def checkpoint(self, directory: Path) -> None:
+        raise self._refused()
+
+    def concurrent_checkpoint(self, directory: Path) -> None:
+        raise self._refused()
+
+    def _refused(self) -> InvalidError:
+        return InvalidError("parts of the store's files are not here", hint="restore it whole", path=self._directory)
+
+
+def _repeated(supply: Supply, call: Callable[[], T]) -> T:
+    tried = Counter[Hole]()
+    while True:
+        try:
+            return call()
+        except CorruptFile as error:
+            _supplied(supply, error, tried)
+
+
+def _supplied(supply: Supply, error: CorruptFile, tried: Counter[Hole]) -> None:
+    """Raises: the error if nothing can be supplied."""
+    hole = hole_in(error.message)
+    tried[hole] += 1
+    if not supply(hole, tried[hole]):
+        raise error
+
+
+def hole_in(text: str) -> Hole:
+    """What RocksDB could not read, by the text of its error."""
+    if block := _BLOCK.search(text):
+        return Hole(block[1], int(block[2]), int(block[3]))
+    table = _TABLE.search(text)
+    return Hole(table[1]) if table else Hole()

@@ -1,0 +1,341 @@
+"""A state is read while most of it is still in the blob store. Needs no broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.backends.blobs import by_need
+from statemgr.errors import CorruptBlob, InvalidError, MissingBlob, UnavailableError
+from statemgr.local.rocksdb import partial
+from statemgr.local.rocksdb.partial import Hole, PartialStore
+from statemgr.local.rocksdb.table_format import tail_offset
+from statemgr.model.checkpoint import Marker
+from statemgr.model.snapshot import SnapshotIndex
+from statemgr.ports import RestoreRequest, no_progress
+from statemgr.reader import Catalogue
+from statemgr.services import Services
+from statemgr.transfer.downloads import Downloads
+from statemgr.wiring import open_services
+from tests.jobs import with_changes
+from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
+
+ROCKSDB: dict[str, Any] = {
+    f"stores__{STORE}__type": "rocksdb",
+    f"stores__{STORE}__rocksdb__target__file__size__bytes": 256 * 1024,
+    f"stores__{STORE}__rocksdb__level0__compaction__trigger": 1000,
+    f"stores__{STORE}__rocksdb__compression": "none",
+    # a cache of its own for each store: otherwise a block that another test has read would hide a hole
+    f"stores__{STORE}__rocksdb__block__cache__size__bytes": 1024 * 1024,
+    "blob__store__retry__policy__max__retries": 0,
+}
+State = dict[bytes, bytes]
+
+
+def key(number: int) -> bytes:
+    """A key; those of even numbers are in the snapshot."""
+    return b"key-%06d" % number
+
+
+@pytest.fixture(autouse=True)
+def small_states_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small states be read by need, too."""
+    monkeypatch.setattr(by_need, "WORTH", 0)
+    monkeypatch.setattr(by_need, "_SMALL", 8 * 1024)
+
+
+def large_state(seed: int, count: int = 12_000) -> State:
+    """Values that nothing can compress."""
+    source = random.Random(seed)
+    return {key(2 * number): source.randbytes(60 + number % 50) for number in range(count)}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, Marker, State]:
+    """A state of a snapshot of several tables and two segments: one of records, and one with a table."""
+    directory = tmp_path_factory.mktemp("published")
+    return publish(config_of(directory, **ROCKSDB), large_state(1))
+
+
+def publish(config: JobConfig, state: State, tables: int = 3) -> tuple[JobConfig, Marker, State]:
+    """Commit a state and two segments. Returns: the job, the marker, and the state after them."""
+    services = open_services(config)
+    task = SegmentTask(services, 0)
+    for start in range(0, len(state), len(state) // tables):
+        task.write_table(dict(list(state.items())[start : start + len(state) // tables]))
+    task.commit()
+    more: dict[bytes, bytes | None] = {key(number): b"new" for number in range(0, 3_000, 2)}
+    more |= {key(number): b"odd" for number in range(1, 2_001, 2)}
+    few: dict[bytes, bytes | None] = {key(10_000): None, key(4): b"newest", key(99_999): b"last"}
+    checkpoint = task.commit(more)
+    checkpoint = task.commit(few)
+    task.close()
+    services.close()
+    changed = {**state, b"key": b"0", **more, **few}
+    marker = checkpoint.marker(FACTORY, STORE)
+    assert marker is not None
+    return config, marker, {name: value for name, value in changed.items() if value is not None}
+
+
+@contextmanager
+def opened(config: JobConfig, marker: Marker, here: Path) -> Iterator[PartialStore]:
+    """The store, on a machine that has nothing of it."""
+    services = open_services(with_changes(config, state__dir=str(here / "state")))
+    try:
+        request = RestoreRequest(services.identity("Partition 0", STORE), marker, here / "parts", (), no_progress)
+        store = services.restore_manager(FACTORY).open_by_need(request)
+        assert isinstance(store, PartialStore)
+        try:
+            yield store
+        finally:
+            store.close()
+    finally:
+        services.close()
+
+
+def index_of(services: Services, marker: Marker) -> SnapshotIndex:
+    """The index of the marker's snapshot."""
+    catalogue = Catalogue(services.transfer)
+    identity = services.identity("Partition 0", STORE)
+    return catalogue.index(identity, catalogue.chain(identity, marker).snapshot.index)
+
+
+def check(store: PartialStore, state: Mapping[bytes, bytes]) -> None:
+    """Compare all keys, absent ones, and ranges."""
+    wanted = [key(number) for number in range(0, 24_010, 7)]
+    random.Random(3).shuffle(wanted)
+    assert {name: store.get(name) for name in wanted[:200]} == {name: state.get(name) for name in wanted[:200]}
+    assert store.get_many(wanted) == [state.get(name) for name in wanted]
+    first, last = key(5_000), key(6_000)
+    assert dict(store.scan(first, last)) == {name: value for name, value in state.items() if first <= name < last}
+    assert list(store.scan(None, None)) == sorted(state.items())
+
+
+def test_every_answer_is_that_of_the_whole_state(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """Values, deletes and absent keys, one by one, in groups and in ranges: of the snapshot and of the segments."""
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        check(store, state)
+
+
+def test_tails_are_fetched_when_something_reads_the_table(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many tails for the opening: RocksDB opens a table when a key is looked up in it."""
+    monkeypatch.setattr(by_need, "_TAILS", 0)
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        check(store, state)
+
+
+@pytest.mark.parametrize("known", ["nothing", "table"])
+def test_a_text_that_says_less_costs_more_and_changes_no_answer(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """The place of a hole is in the text of RocksDB's error. Another version may have another text."""
+    exact = partial.hole_in
+    monkeypatch.setattr(partial, "hole_in", lambda text: Hole(exact(text).table) if known == "table" else Hole())
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        check(store, state)
+
+
+def test_the_text_of_an_error_names_the_block(tmp_path: Path) -> None:
+    """If this fails, RocksDB has another text: read by need then fetches whole tables (partial.hole_in)."""
+    text = (
+        "cannot read: Corruption: block checksum mismatch: stored(context removed) = 3393258002, computed = 1484225410"
+        ", type = 4  in sp/000008.sst offset 4096 size 3984"
+    )
+    assert partial.hole_in(text) == Hole("000008.sst", 4096, 3984)
+    magic = (
+        "cannot open the store: Corruption: Bad table magic number: expected 9, found 0 in sp/000012.sst  The file …"
+    )
+    assert partial.hole_in(magic) == Hole("000012.sst")
+
+
+def test_one_key_costs_little(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the opening, a value that is there costs one small request, and hardly any absent key costs one."""
+    sizes: list[int] = []
+    read = Downloads.get_range
+
+    def counted(self: Downloads, ref: Any, offset: int, size: int) -> memoryview:
+        sizes.append(size)
+        return read(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        tails = sum(sizes)
+        assert tails < sum(map(len, state.values())) / 10
+        sizes.clear()
+        assert store.get(key(16_000)) == state[key(16_000)]
+        assert len(sizes) == 1
+        assert sizes[0] <= 2 * by_need.CHUNK
+        sizes.clear()
+        absent = [key(number) for number in range(3_001, 24_000, 42)]
+        assert store.get_many(absent) == [None] * len(absent)
+        assert len(sizes) < len(absent) / 20
+
+
+def test_nothing_is_made_from_a_store_with_holes(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """It cannot become a local copy, a snapshot, or anything that another process could take for whole."""
+    config, marker, _ = published
+    with opened(config, marker, tmp_path) as store:
+        for make in (store.checkpoint, store.concurrent_checkpoint):
+            with pytest.raises(InvalidError, match="not here"):
+                make(tmp_path / "checkpoint")
+        with pytest.raises(InvalidError, match="not here"):
+            store.compact()
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_compressed_parts(tmp_path: Path) -> None:
+    """A part that is stored as a frame is fetched whole, and verified by its hash."""
+    config = config_of(tmp_path, **ROCKSDB, blob__store__compression="zstd", blob__store__part__size=1024 * 1024)
+    source = random.Random(5)
+    state = {name: bytes([source.randrange(256)]) * 200 for name in large_state(1)}
+    config, marker, state = publish(config, state, tables=1)
+    services = open_services(config)
+    index = index_of(services, marker)
+    services.close()
+    assert any(any(file.frames) for file in index.root.files)
+    with opened(config, marker, tmp_path / "other") as store:
+        check(store, state)
+
+
+def test_every_table_has_a_tail(published: tuple[JobConfig, Marker, State]) -> None:
+    """The tails are in the index, and are what the tables have from there on."""
+    config, marker, _ = published
+    services = open_services(config)
+    index = index_of(services, marker)
+    tables = [file for file in index.root.files if file.name.endswith(".sst") and not file.inline]
+    assert len(tables) > 1
+    for file in tables:
+        assert file.tail is not None
+        assert 0 < file.tail.offset < file.size
+        assert file.size - file.tail.offset < file.size / 5
+    services.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(53), bytes(200), b"\xff" * 200])
+def test_what_is_no_table_has_no_tail(tmp_path: Path, content: bytes) -> None:
+    """Neither an error nor a wrong place."""
+    path = tmp_path / "000001.sst"
+    path.write_bytes(content)
+    assert tail_offset(path) is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("region", ["data", "filter", "index", "footer"])
+def test_damage_gives_an_exact_answer_or_a_typed_error(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, region: str, when: str
+) -> None:
+    """Each table in turn has wrong bytes, before or after the store is opened. No key is silently absent or wrong."""
+    config, marker, state = published
+    services = open_services(config)
+    index = index_of(services, marker)
+    services.close()
+    tables = [file for file in index.root.files if file.tail is not None]
+    source = random.Random(f"{region} {when}")
+    failures, named = 0, []
+    for number, file in enumerate(tables):
+        assert file.tail is not None
+        tail = file.size - file.tail.offset
+        place = {
+            "data": source.randrange(file.tail.offset),
+            "filter": file.tail.offset + source.randrange(tail // 3),
+            "index": file.size - 1500 - source.randrange(500),
+            "footer": file.size - 1 - source.randrange(40),
+        }[region]
+        part = file.parts[0]
+        path = blob_path(config, part.blob_id)
+        whole = path.read_bytes()
+        at = (part.offset or 0) + place
+        damaged = whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :]
+        try:
+            if when == "before":
+                path.write_bytes(damaged)
+            with opened(config, marker, tmp_path / str(number)) as store:
+                path.write_bytes(damaged)
+                failures += answers(store, state)
+        except CorruptBlob as error:
+            failures += 1
+            named.append(error.where["blob"] == part.blob_id)
+        finally:
+            path.write_bytes(whole)
+    assert all(named)
+    # a tail that was verified at the opening is not read again
+    assert failures or (when == "after" and region != "data")
+
+
+def blob_path(config: JobConfig, blob_id: str) -> Path:
+    """The file of a blob."""
+    return Path(config.state_dir).parent / "blobs" / blob_id
+
+
+def answers(store: PartialStore, state: State) -> int:
+    """Read everything key by key. Returns: for how many keys there was an error."""
+    failures = 0
+    for number in range(0, 24_010, 31):
+        found: bytes | None = None
+        try:
+            found = store.get(key(number))
+        except CorruptBlob:
+            failures += 1
+        else:
+            assert found == state.get(key(number))
+    items: list[tuple[bytes, bytes]] = []
+    try:
+        items.extend(store.scan(None, None))
+    except CorruptBlob:
+        failures += 1
+    assert items == sorted(state.items())[: len(items)]
+    assert failures or len(items) == len(state)
+    return failures
+
+
+def test_a_store_that_cannot_be_reached_is_asked_again(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read says what it cannot reach, and the same read succeeds later."""
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        with monkeypatch.context() as cut:
+            cut.setattr(Downloads, "get_range", _unreachable)
+            with pytest.raises(UnavailableError):
+                store.get(key(16_000))
+            with pytest.raises(UnavailableError):
+                list(store.scan(key(15_000), key(17_000)))
+        check(store, state)
+
+
+def test_a_blob_that_is_gone_is_named(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """A part that somebody deleted while the store is open is named, and is read again when it is back."""
+    config, marker, state = published
+    services = open_services(config)
+    file = next(file for file in index_of(services, marker).root.files if file.tail is not None)
+    services.close()
+    path = blob_path(config, file.parts[0].blob_id)
+    content = path.read_bytes()
+    try:
+        with opened(config, marker, tmp_path) as store:
+            path.unlink()
+            with pytest.raises(MissingBlob) as caught:
+                dict(store.scan(None, None))
+            assert caught.value.where["blob"] == file.parts[0].blob_id
+            path.write_bytes(content)
+            check(store, state)
+    finally:
+        path.write_bytes(content)
+
+
+def _unreachable(*_: object) -> memoryview:
+    raise UnavailableError("no answer", blob="any")
