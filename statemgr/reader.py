@@ -35,6 +35,8 @@ from statemgr.stores.expiry import as_published, live_items
 from statemgr.wiring import open_services
 
 log = logging.getLogger(__name__)
+#: Bytes of a snapshot from which parts of it are fetched by need. Less takes about as long as ten requests.
+_WORTH = 32 * 1024 * 1024
 
 
 class JobReader:
@@ -240,7 +242,7 @@ class JobReader:
     def _open_by_need(
         self, record: CheckpointRecord, checkpoint: Checkpoint, store: str, staging: Path, progress: Progress
     ) -> LocalStore | None:
-        """From the first restore factory, if it can; None if the whole state has to be restored."""
+        """From the first restore factory, if it can; None if the whole state is restored."""
         factories = {store: tuple(self.config.stores[store].restore_factories)}
         plans = plan_retained(record, checkpoint, factories, job=self.config.job_name)
         if not plans or not plans[0].candidates:
@@ -248,10 +250,11 @@ class JobReader:
         factory, marker = plans[0].candidates[0]
         request = RestoreRequest(self._services.identity(record.task, store), marker, staging, (), progress)
         try:
-            return self._services.restore_manager(factory).open_by_need(request)
+            state = self._services.restore_manager(factory).open_by_need(request, _WORTH)
         except (MissingError, CorruptError, RetryableError) as error:
             log.warning("%s/%s: parts of it cannot be read by need: %s", record.task, store, error)
             return None
+        return state.store if state is not None else None
 
     def scan(
         self,

@@ -134,7 +134,7 @@ class TaskOpener:
                 stores, restored = restore_task(  # 6
                     services, task, checkpoint,
                     permissions=permissions, older=published.older(task), as_of=found.as_of,
-                    progress=assignment.checked(progress), watch=metrics.restoring,
+                    progress=assignment.checked(progress), watch=metrics.restoring, by_need=True,
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)

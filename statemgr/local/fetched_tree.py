@@ -33,16 +33,22 @@ def make(root: Path, dirs: Iterable[str], needed: int) -> None:
     """
     with disk_errors(root):
         root.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(root.parent).free
-        if free < needed:
-            raise DiskFull(
-                f"the restore needs {needed} bytes, but only {free} are free",
-                hint="free space and try again", path=root,
-            )  # fmt: skip
+        check_space(root.parent, needed)
         # mkdir fails if something exists: a planted directory is never entered
         root.mkdir()
         for path in dirs:
             (root / path).mkdir()
+
+
+def check_space(directory: Path, needed: int) -> None:
+    """Raises: DiskFull if so many bytes do not fit."""
+    with disk_errors(directory):
+        free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise DiskFull(
+            f"the restore needs {needed} bytes, but only {free} are free",
+            hint="free space and try again", path=directory,
+        )  # fmt: skip
 
 
 def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:

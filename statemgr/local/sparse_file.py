@@ -10,10 +10,18 @@ from statemgr.local.transfer_files import disk_errors
 
 
 class SparseFile:
-    """What was not written reads as zeros. Safe to write from many threads. Raises: DiskFull, InvalidError (exists)."""
+    """What was not written reads as zeros. Safe to write from many threads.
 
-    def __init__(self, path: Path, size: int) -> None:
+    Args:
+        exists: the file is there, at its full size.
+
+    Raises: DiskFull, InvalidError (it exists).
+    """
+
+    def __init__(self, path: Path, size: int, *, exists: bool = False) -> None:
         self.path = path
+        if exists:
+            return
         with disk_errors(path), durable.create(path) as file:
             os.ftruncate(file.fileno(), size)
 

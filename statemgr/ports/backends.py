@@ -359,6 +359,29 @@ class Restored:
     tables: Mapping[str, tuple[int, bytes]] | None = None
 
 
+class PartialState(Protocol):
+    """A state that is open before all of it is here."""
+
+    @property
+    def store(self) -> LocalStore:
+        """While parts are missing, it begins no compaction, and its checkpoints wait."""
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that were fetched, by need or as a part of the rest."""
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are still to come; 0 if everything is here and verified."""
+
+    def fetch_rest(self, check: Callable[[], None]) -> None:
+        """Fetch and verify everything that is missing, hot files first. ``check`` is called now and then; an exception
+        from it ends the work, and another call continues.
+
+        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
+        """
+
+
 class RestoreManager(ABC):
     """One backend's part of a restore. Only :meth:`restore` has to be written."""
 
@@ -367,11 +390,16 @@ class RestoreManager(ABC):
         """Fill ``request.staging`` with a complete, verified directory. Raises: MissingState, MissingBlob,
         CorruptBlob, CorruptRecord, UnavailableError, DiskFull."""
 
-    def open_by_need(self, request: RestoreRequest) -> LocalStore | None:
-        """Open the state for reading before it is here: parts of it are fetched into ``request.staging`` when
-        something reads them. The caller closes the store and removes the directory, and makes nothing else of it.
+    def open_by_need(self, request: RestoreRequest, at_least: int, *, owned: bool = False) -> PartialState | None:
+        """Open the state before all of it is here: parts of it are fetched into ``request.staging`` when something
+        reads them. The caller closes the store and removes the directory.
 
-        Returns: None if the backend cannot, or if :meth:`restore` takes about as long.
+        Args:
+            at_least: bytes of a snapshot from which this is wanted.
+            owned: a task owns the store: what is damaged in the backend is reported as damage of local files, so that
+                the task is opened again. Then, :meth:`restore` is wanted.
+
+        Returns: None if the backend cannot, or if the state is smaller.
         Raises: as :meth:`restore`; so do reads of the store.
         """
         return None

@@ -25,6 +25,7 @@ from statemgr.ports import (
     LocalDirectories,
     LocalStore,
     Moment,
+    PartialState,
     StoreIdentity,
 )
 from statemgr.services import Services
@@ -34,6 +35,8 @@ from statemgr.stores.write_buffer import WriteBuffer
 log = logging.getLogger(__name__)
 #: Seconds between two looks for local directories of earlier owners, if no other directory was made meanwhile.
 _TIDY_S = 60.0
+#: Seconds that a commit waits for the rest of a store's files, and between two looks.
+_WHOLE_S, _LOOK_S = 60.0, 0.1
 #: Bytes of changes that a store keeps in memory before it writes them to a local segment.
 CHANGE_BUDGET = 32 * 1024 * 1024
 #: From about this many bytes of changes that are not stored yet, a commit checks whether a snapshot would be smaller.
@@ -54,11 +57,20 @@ class FrozenStore:
     as_of: Moment | None = None
 
 
+@dataclass(frozen=True)
+class OpenedByNeed:
+    """A state that is open before all of it is here, and its directory, which is a staging directory."""
+
+    directory: Path
+    state: PartialState
+
+
 class OpenStore:
     """One open store. One thread writes, while a commit may run on another one.
 
     Args:
-        committed: the directory that it is cloned from; None if it starts empty.
+        committed: the directory that it is cloned from, or the state itself, if it is open already and parts of it are
+            still to come; None if it starts empty.
         state_id: the published state that it continues; None if it was never published.
         track_changes: whether a backend needs the changes of each commit.
         track_first: whether a backend also needs the changes before the first commit of a store that begins empty.
@@ -81,7 +93,7 @@ class OpenStore:
         services: Services,
         identity: StoreIdentity,
         config: StoreConfig,
-        committed: CommittedDirectory | None,
+        committed: CommittedDirectory | OpenedByNeed | None,
         state_id: str | None,
         *,
         track_changes: bool,
@@ -95,17 +107,25 @@ class OpenStore:
         self.identity = identity
         self.config = config
         self.directories: LocalDirectories = services.directories(identity.task, identity.store)
-        self.live = self.directories.clone(committed)
-        try:
-            self.local: LocalStore = services.open_store(config, self.live, read_first)
-        except BaseException:
-            self.directories.discard(self.live)
-            raise
+        self.by_need: PartialState | None = None
+        self.local: LocalStore
+        if isinstance(committed, OpenedByNeed):
+            self.live, self.by_need, self.local = committed.directory, committed.state, committed.state.store
+        else:
+            self.live = self.directories.clone(committed)
+            try:
+                self.local = services.open_store(config, self.live, read_first)
+            except BaseException:
+                self.directories.discard(self.live)
+                raise
+        #: Called before the store is closed.
+        self.before_close: Callable[[], None] = lambda: None
         self.state_id = state_id
         self.directory_needed = False
-        self.copies = [state_id] if state_id else []
+        self.copies = [state_id] if state_id and self.by_need is None else []
         self._clock = services.clock
         self._copied_s = self._clock.monotonic()
+        self._still = threading.Condition()
         self._tidying = threading.Lock()
         #: When the local directories were tidied last, on the clock of durations; None if there are others since.
         self._tidied_s: float | None = None
@@ -130,8 +150,18 @@ class OpenStore:
 
     @property
     def has_much_to_store(self) -> bool:
-        """Whether there are so many bytes of changes that a snapshot could be smaller."""
-        return self._buffer is not None and self._buffer.has_unfrozen(MUCH)
+        """Whether there are so many bytes of changes that a snapshot could be smaller, and one can be made."""
+        return self.is_whole and self._buffer is not None and self._buffer.has_unfrozen(MUCH)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its files are here. Otherwise no directory can be made."""
+        return not self.bytes_to_come
+
+    @property
+    def bytes_to_come(self) -> int:
+        """Bytes of its files that are not here yet."""
+        return self.by_need.missing if self.by_need is not None else 0
 
     @property
     def uncommitted(self) -> int:
@@ -187,10 +217,21 @@ class OpenStore:
             self.content.track(self._buffer)
         staging = None
         if snapshot:
+            self._wait_until_whole()
             with self.local_files():
                 self.local.flush()
                 staging = self._staged(self.local.checkpoint)
         return FrozenStore(state_id, staging, changes, self.local.sequence_number, as_of)
+
+    def _wait_until_whole(self) -> None:
+        """Wait, but not longer than a commit may; making a directory is an error then."""
+        if self.is_whole:
+            return
+        log.info("%s: the commit needs a directory, and waits for %d bytes to come", self.identity, self.bytes_to_come)
+        until = self._clock.monotonic() + _WHOLE_S
+        with self._still:
+            while not self.is_whole and self.lost is None and self._clock.monotonic() < until:
+                self._clock.wait(self._still, _LOOK_S)
 
     def freeze_changes(self) -> FrozenChanges:
         """The changes so far, without those in the write buffer and without touching the database."""
@@ -262,7 +303,7 @@ class OpenStore:
         state_id = self.state_id
         if state_id is None or self.directories.find(state_id) is not None:
             return state_id is not None
-        if self.changed:
+        if self.changed or not self.is_whole:
             return False
         staging = self._staged(self.local.concurrent_checkpoint)
         try:
@@ -289,7 +330,7 @@ class OpenStore:
         """
         if self.state_id is None or self.changed or self.state_id in self.copies or not self.config.backup_factories:
             return False
-        if self.lost is not None:
+        if self.lost is not None or not self.is_whole:
             return False
         self.identity.announce(Phase.LOCAL_COPY)
         with self.local_files():
@@ -320,6 +361,7 @@ class OpenStore:
         if self._closed:
             return
         self._closed = True
+        self.before_close()
         self.content.close()
         try:
             self.local.close()

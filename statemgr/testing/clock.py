@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 from statemgr.local.clock import SystemClock
 
-#: Real seconds after which a wait looks whether the clock was moved.
+#: Real seconds after which a sleep looks whether the clock was moved, and of a wait after all work was given up.
 _LOOK_S = 0.02
 
 
@@ -22,10 +23,13 @@ class ControlledClock(SystemClock):
         super().__init__()
         self._start_ns = start_ms * 1_000_000
         self._advanced_ns = 0
+        self._waits: Counter[threading.Condition] = Counter()
+        self._waits_lock = threading.Lock()
 
     def advance(self, seconds: float) -> None:
         """Move all time ahead. Waits that are over then end within a few hundredths of a second."""
         self._advanced_ns += int(seconds * 1e9)
+        self._wake()
 
     def time_ns(self) -> int:
         return self._start_ns + self._advanced_ns
@@ -39,8 +43,29 @@ class ControlledClock(SystemClock):
             time.sleep(min(left, _LOOK_S))
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
-        until = self.monotonic() + seconds
-        while (left := until - self.monotonic()) > 0 and not self._given_up:
-            if changed.wait(min(left, _LOOK_S)):
-                return True
-        return changed.wait(_LOOK_S) if self._given_up else False
+        """Also ends when the clock is moved. A wait in short pieces would miss a notification between two of them."""
+        with self._waits_lock:
+            self._waits[changed] += 1
+        try:
+            return changed.wait(min(seconds, _LOOK_S) if self._given_up else seconds)
+        finally:
+            with self._waits_lock:
+                self._waits[changed] -= 1
+                if not self._waits[changed]:
+                    del self._waits[changed]
+
+    def give_up(self) -> None:
+        super().give_up()
+        self._wake()
+
+    def _wake(self) -> None:
+        """End all waits. Each condition gets a thread, because the caller may hold one that another thread needs."""
+
+        def notify(changed: threading.Condition) -> None:
+            with changed:
+                changed.notify_all()
+
+        with self._waits_lock:
+            waiting = list(self._waits)
+        for changed in waiting:
+            threading.Thread(target=notify, args=(changed,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Opens the state that a chain describes without fetching all of it: a reader gets what it asks for.
+"""Opens the state that a chain describes before all of it is here: what something reads is fetched then.
 
 Steps of :func:`open_by_need`:
 
@@ -7,49 +7,66 @@ Steps of :func:`open_by_need`:
 3. fetch the tails of the tables in parallel, as far as a limit of bytes allows; the others when something reads them
 4. open the store (:mod:`statemgr.local.rocksdb.partial`) and apply the segments after the snapshot
 
+:meth:`StateByNeed.fetch_rest` brings everything else, for a task that owns the store.
+
 Every byte is verified before it is used: a tail by its hash in the index, a block by RocksDB's checksum, which also
-depends on its file and its place, and a part that is stored compressed by its own hash. Touches the staging directory,
-which must not exist, and which nobody may use for anything else.
+depends on its file and its place, and a part that is stored compressed by its own hash; in the end, each file by its
+hash. Touches the staging directory, which must not exist, and which is private to the store until all of it is here.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.tables import replay
-from statemgr.errors import ANOTHER_COPY, CorruptBlob, MissingState
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob
+from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.sparse_file import SparseFile
 from statemgr.model.chain import own_way
+from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.phases import Phase
 from statemgr.ports import RestoreRequest
 from statemgr.services import Services
+from statemgr.transfer.plan import Fetch
 from statemgr.transfer.transfer import Transfer
 
-#: Bytes of table files from which their parts are fetched by need. Fewer take about as long as ten requests.
-WORTH = 32 * 1024 * 1024
 #: A table file below this size is fetched whole.
 _SMALL = 256 * 1024
 #: Bytes of tails that are fetched before the store is opened.
-_TAILS = 32 * 1024 * 1024
-#: With more, RocksDB keeps few files open, so that opening the store reads few tails.
+_TAILS = 64 * 1024 * 1024
+#: Tails that are fetched together later.
+_TAILS_AT_ONCE = 8
+#: A reader of more tables lets RocksDB keep few of them open, so that opening the store reads few tails.
 _FEW_FILES = 20
 #: The least that is fetched of a table.
 CHUNK = 16 * 1024
 #: The most chunks that are fetched ahead of a scan.
 _AHEAD = 512
+#: Files of which the rest is fetched together.
+_FILES_AT_ONCE = 8
 
 
-def open_by_need(services: Services, catalogue: Catalogue, request: RestoreRequest) -> PartialStore | None:
-    """Open the state of ``request.marker``. Close the store before you remove the directory.
+def open_by_need(
+    services: Services,
+    catalogue: Catalogue,
+    request: RestoreRequest,
+    at_least: int,
+    damaged: set[BlobRef],
+    *,
+    owned: bool,
+) -> StateByNeed | None:
+    """See :meth:`statemgr.ports.RestoreManager.open_by_need`.
 
-    Returns: None if a restore of the whole state is better.
-    Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull; reads of the store raise the same.
+    Args:
+        damaged: indexes of snapshots that are not read by need, because a part of them is missing or damaged. They grow
+            when one is found.
     """
     identity = request.identity
     config = services.config.stores[identity.store]
@@ -57,22 +74,49 @@ def open_by_need(services: Services, catalogue: Catalogue, request: RestoreReque
     way = own_way(catalogue.chain(identity, request.marker))  # 1
     index = catalogue.index(identity, way.snapshot.index)
     large = {file.name: file for file in index.root.files if file.tail is not None and file.size >= _SMALL}
-    if config.type != "rocksdb" or sum(file.size for file in large.values()) < WORTH:
+    size = sum(file.size for file in large.values())
+    if config.type != "rocksdb" or not large or size < at_least or way.snapshot.index in damaged:
         return None
     others = replace(index.root, files=tuple(file for file in index.root.files if file.name not in large))
-    fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
-    tables = PartialTables(services.transfer(), request.staging, large)
+    small = fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
+    if owned:
+        fetched_tree.check_space(request.staging, size)
+    tables = PartialTables(services.transfer(), request, large, lambda: damaged.add(way.snapshot.index), owned=owned)
     options = dict(config.rocksdb)
-    if not tables.fetch_tails(_TAILS):  # 3
+    if not tables.fetch_tails(_TAILS) and not owned:  # 3
         options["max.open.files"] = _FEW_FILES
     identity.announce(Phase.OPEN)
     store = PartialStore.open_partial(request.staging, options, tables.supply)  # 4
     try:
-        replay(services, identity, store, way.segments, way.snapshot.end, request.progress)
+        _, segments = replay(services, identity, store, way.segments, way.snapshot.end, request.progress)
     except BaseException:
         store.close()
         raise
-    return store
+    return StateByNeed(store, tables, small.bytes_fetched + segments)
+
+
+class StateByNeed:
+    """Implements ``ports.PartialState``."""
+
+    def __init__(self, store: PartialStore, tables: PartialTables, others: int) -> None:
+        self.store = store
+        self._tables = tables
+        self._others = others
+        self._is_whole = False
+
+    @property
+    def fetched(self) -> int:
+        return self._others + self._tables.fetched
+
+    @property
+    def missing(self) -> int:
+        # at least 1, until the last file is verified
+        return 0 if self._is_whole else max(1, self._tables.size - self._tables.fetched)
+
+    def fetch_rest(self, check: Callable[[], None]) -> None:
+        self._tables.fetch_rest(check)
+        self.store.become_whole()
+        self._is_whole = True
 
 
 @dataclass
@@ -85,6 +129,8 @@ class _Table:
     here: bytearray
     has_tail: bool = False
     is_whole: bool = False
+    #: How often something in it was missing.
+    faults: int = 0
     #: The chunk after those that were fetched last, and how many they were.
     next: int = 0
     run: int = 0
@@ -98,18 +144,37 @@ class _Table:
 class PartialTables:
     """The table files of one snapshot, at their full sizes, with holes. Safe to use from many threads."""
 
-    def __init__(self, transfer: Transfer, root: Path, files: dict[str, FileIndex]) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        request: RestoreRequest,
+        files: Mapping[str, FileIndex],
+        is_damaged: Callable[[], None],
+        *,
+        owned: bool,
+    ) -> None:
         self._transfer = transfer
+        self._is_damaged = is_damaged
+        self._owned = owned
+        self._lock = threading.Lock()
         self._tables: dict[str, _Table] = {}
+        self.size = sum(file.size for file in files.values())
+        #: Bytes that were fetched.
+        self.fetched = 0
+        left = fetched_tree.left_files(request.leftovers)
         for name, file in files.items():
             assert file.tail is not None
-            here = bytearray(-(-file.tail.offset // CHUNK))
-            self._tables[name] = _Table(file, file.tail, SparseFile(root / name, file.size), here)
+            path = request.staging / name
+            before, size = left.get(name, (None, 0))
+            # an earlier try may have left parts of it: the rest is verified part by part
+            there = before is not None and size == file.size and fetched_tree.take_over(before, path, size)
+            local = SparseFile(path, file.size, exists=there)
+            self._tables[name] = _Table(file, file.tail, local, bytearray(-(-file.tail.offset // CHUNK)))
 
     def fetch_tails(self, limit: int) -> bool:
         """Fetch the tails in parallel, the smallest first, up to a limit of bytes. Returns: whether that were all."""
         chosen: list[_Table] = []
-        for table in sorted(self._tables.values(), key=_tail_size):
+        for table in sorted((one for one in self._tables.values() if not one.has_tail), key=_tail_size):
             limit -= _tail_size(table)
             if limit < 0:
                 break
@@ -120,16 +185,50 @@ class PartialTables:
 
         for error in self._transfer.for_each([table.file.name for table in chosen], fetch).values():
             raise error
-        return len(chosen) == len(self._tables)
+        return all(table.has_tail for table in self._tables.values())
+
+    def fetch_rest(self, check: Callable[[], None]) -> None:
+        """See :meth:`statemgr.ports.PartialState.fetch_rest`."""
+        while left := [table for table in self._tables.values() if not table.is_whole]:
+            left.sort(key=lambda table: table.faults, reverse=True)
+            now = left[:_FILES_AT_ONCE]
+            fetches = [Fetch(table.file, table.local.path, continued=True) for table in now]
+            try:
+                kept = self._transfer.fetch_files(fetches, lambda *_: check())
+            except (CorruptBlob, MissingBlob):
+                self._is_damaged()
+                raise
+            self._count(sum(table.file.size for table in now) - kept)
+            for table in now:
+                table.here[:] = b"\1" * len(table.here)
+                table.has_tail = table.is_whole = True
+            check()
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.fetched += size
 
     def supply(self, hole: Hole, time: int) -> bool:
         """Fetch what RocksDB could not read. If a call meets the same hole again, what was fetched is damaged, and is
         fetched once more.
 
-        Returns: whether it is worth to repeat the call. Raises: CorruptBlob the third time, MissingBlob,
-        UnavailableError, AccessDenied, DiskFull.
+        Returns: whether it is worth to repeat the call. Raises: CorruptBlob the third time, MissingBlob (for a task
+        that owns the store, CorruptFile in place of both), UnavailableError, AccessDenied, DiskFull.
         """
+        try:
+            return self._supply(hole, time)
+        except (CorruptBlob, MissingBlob) as error:
+            self._is_damaged()
+            if not self._owned:
+                raise
+            raise CorruptFile(
+                f"a part of the store's files cannot be fetched: {error}", blob=str(error.where.get("blob"))
+            ) from error
+
+    def _supply(self, hole: Hole, time: int) -> bool:
         table = self._tables.get(hole.table)
+        if table is not None:
+            table.faults += 1
         if table is None or not hole.size:
             return self._supply_any([table] if table is not None else list(self._tables.values()))
         end = hole.offset + hole.size
@@ -145,10 +244,14 @@ class PartialTables:
         return True
 
     def _supply_any(self, tables: list[_Table]) -> bool:
-        """Fetch more of these tables: all tails first, and then everything."""
-        if any([self._fetch_tail(table) for table in tables]):  # noqa: C419 (fetch them all)
+        """Fetch more of these tables: the tails first, also of a few others, and then everything."""
+        if not all(table.has_tail for table in tables):
+            limit = sum(_tail_size(table) for table in tables)
+            for table in tables:
+                self._fetch_tail(table)
+            self.fetch_tails(limit * _TAILS_AT_ONCE)
             return True
-        return any([self._complete(table) for table in tables])  # noqa: C419
+        return any([self._complete(table) for table in tables])  # noqa: C419 (complete them all)
 
     def _ahead(self, table: _Table, missing: list[int]) -> int:
         """The chunk before which to stop: a scan gets twice as much with each request."""
@@ -163,6 +266,7 @@ class PartialTables:
         """Fetch chunks."""
         begin, end = self._bounds(table.file, start * CHUNK, min(stop * CHUNK, table.tail.offset))
         table.local.write(begin, self._read(table.file, begin, end))
+        self._count(end - begin)
         last = len(table.here) if end >= table.tail.offset else end // CHUNK
         for chunk in range(-(-begin // CHUNK), last):
             table.here[chunk] = 1
@@ -176,6 +280,7 @@ class PartialTables:
             if content_hash(data) == table.tail.hash:
                 table.local.write(begin, data)
                 table.has_tail = True
+                self._count(len(data))
                 return True
         raise self._damaged(table, begin)
 
@@ -226,7 +331,7 @@ class PartialTables:
                     "the blob has other content than was written", blob=part.blob_id, file=table.file.name,
                     hint=ANOTHER_COPY,
                 )  # fmt: skip
-        raise MissingState("the file has no such part", file=table.file.name)
+        raise AssertionError("a file has parts for all of its bytes")
 
 
 def _tail_size(table: _Table) -> int:

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from statemgr.backends.blobs.by_need import open_by_need
+from statemgr.backends.blobs.by_need import StateByNeed, open_by_need
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
@@ -34,7 +34,7 @@ from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way,
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
-from statemgr.ports import LocalStore, Moment, Restored, RestoreManager, RestoreRequest, StoreIdentity
+from statemgr.ports import Moment, Restored, RestoreManager, RestoreRequest, StoreIdentity
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class BlobRestore(RestoreManager):
     def __init__(self, services: Services, catalogue: Catalogue) -> None:
         self._services = services
         self._catalogue = catalogue
+        #: Indexes of snapshots of which a part was missing or damaged when it was needed.
+        self._damaged_parts: set[BlobRef] = set()
 
     def restore(self, request: RestoreRequest) -> Restored:
         identity = request.identity
@@ -77,8 +79,8 @@ class BlobRestore(RestoreManager):
         assert broken.first is not None
         raise broken.first
 
-    def open_by_need(self, request: RestoreRequest) -> LocalStore | None:
-        return open_by_need(self._services, self._catalogue, request)
+    def open_by_need(self, request: RestoreRequest, at_least: int, *, owned: bool = False) -> StateByNeed | None:
+        return open_by_need(self._services, self._catalogue, request, at_least, self._damaged_parts, owned=owned)
 
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment

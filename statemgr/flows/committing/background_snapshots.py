@@ -140,9 +140,9 @@ class BackgroundSnapshots:
     def overdue(self, checkpoint: Checkpoint | None) -> list[str]:
         """Before a commit: the stores that it should store as snapshots, because earlier owners have made none in the
         background. Only the first commit of an owner finds any."""
-        names = [name for name in self._inherited if self._is_overdue(self._stores[name], checkpoint)]
-        self._inherited.clear()
-        return names
+        able = {name for name in self._inherited if self._stores[name].is_whole}
+        self._inherited -= able
+        return [name for name in able if self._is_overdue(self._stores[name], checkpoint)]
 
     def after_commit(self, checkpoint: Checkpoint) -> None:
         """Start a due snapshot, one store at a time. If the check fails, the next commit checks again."""
@@ -212,7 +212,7 @@ class BackgroundSnapshots:
         seconds = self._services.clock.monotonic() - self._last[name]
         for chain in published_chains(self._services, store, checkpoint, in_session=True):
             self._metrics.backlog(name, chain.backlog.segments, chain.backlog.size)
-            if chain.needs_snapshot and chain.is_over(seconds=seconds):
+            if chain.needs_snapshot and store.is_whole and chain.is_over(seconds=seconds):
                 return chain
         return None
 

@@ -115,7 +115,11 @@ def _needs_snapshot(services: Services, store: OpenStore, base: CommitBase, loca
     if store.changed and store.has_much_to_store and any(services.segment_backends(store.config)):
         return True
     intervals = [manager.local_copy_interval_s for manager in managers.values()]
-    return store.changed and all(interval_s is not None and store.copy_age_s > interval_s for interval_s in intervals)
+    return (
+        store.changed
+        and store.is_whole
+        and all(interval_s is not None and store.copy_age_s > interval_s for interval_s in intervals)
+    )
 
 
 def discard(stores: Mapping[str, OpenStore], frozen: Mapping[str, FrozenStore]) -> None:

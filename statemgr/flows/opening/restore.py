@@ -33,6 +33,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.flows.opening.by_need import fetch_rest, open_by_need
 from statemgr.logs import Event, counted, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
@@ -48,7 +49,7 @@ from statemgr.ports import (
     no_progress,
 )
 from statemgr.services import Services
-from statemgr.stores.open_store import OpenStore
+from statemgr.stores.open_store import OpenedByNeed, OpenStore
 
 log = logging.getLogger(__name__)
 _STORES_AT_ONCE = 8
@@ -61,7 +62,8 @@ class StoreRestore:
     """How one store was restored. ``factory``: a factory's name, ``local`` (the directory was here) or ``empty``.
 
     ``seconds``: wall time. ``reasons``: factory → why it was not used. ``damaged``: factories whose backup is
-    incomplete or corrupt. ``unreachable``: factories that could not be reached.
+    incomplete or corrupt. ``unreachable``: factories that could not be reached. ``bytes_to_come``: what is fetched
+    while the store is in use.
     """
 
     store: str
@@ -73,6 +75,7 @@ class StoreRestore:
     reasons: Mapping[str, str] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
+    bytes_to_come: int = 0
 
     def story(self) -> str:
         """How it was restored and why so, for a line in the log."""
@@ -82,6 +85,8 @@ class StoreRestore:
             f"restored from {self.factory} in {self.seconds:.3f} s ({size(self.bytes_fetched)} fetched, "
             f"{size(self.bytes_reused)} reused, {counted(self.records, 'record')})"
         )
+        if self.bytes_to_come:
+            cost += f", {size(self.bytes_to_come)} to come"
         return f"{cost}; {self.why()}"
 
     def why(self) -> str:
@@ -102,6 +107,7 @@ class StoreRestore:
             "why": self.why() if self.factory != "empty" else "new",
             "bytes": self.bytes_fetched,
             "bytes_reused": self.bytes_reused,
+            "bytes_to_come": self.bytes_to_come,
             "records": self.records,
             "seconds": round(self.seconds, 3),
         }
@@ -137,6 +143,7 @@ def restore_task(
     only: Collection[str] | None = None,
     progress: Progress = no_progress,
     watch: Watch = _unwatched,
+    by_need: bool = False,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` may be called on
     other threads.
@@ -145,6 +152,7 @@ def restore_task(
         older: the other retained checkpoints, newest first; a local directory of one of them may help.
         newer: the retained checkpoints after this one, oldest first, if it is not the current one.
         as_of: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
+        by_need: large stores may be opened before all of them is here (:mod:`statemgr.flows.opening.by_need`).
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
@@ -161,7 +169,7 @@ def restore_task(
         task=task,
     )
     wanted = [plan for plan in plans if only is None or plan.store in only]
-    restores = [_Restore(services, task, plan, progress, as_of, watch) for plan in wanted]
+    restores = [_Restore(services, task, plan, progress, as_of, watch, by_need=by_need) for plan in wanted]
     if len(restores) == 1:  # a thread of its own would cost a micro-batch some milliseconds
         only_store, restored = restores[0].restore_and_open()
         return {restores[0].plan.store: only_store}, [restored]
@@ -190,7 +198,7 @@ def restore_store(
 def open_restored(
     services: Services,
     identity: StoreIdentity,
-    committed: CommittedDirectory | None,
+    committed: CommittedDirectory | OpenedByNeed | None,
     state_id: str | None,
     *,
     read_first: bool = False,
@@ -224,8 +232,11 @@ class _Restore:
         progress: Progress,
         as_of: Moment | None,
         watch: Watch = _unwatched,
+        *,
+        by_need: bool = False,
     ) -> None:
         self.plan = plan
+        self._by_need = by_need
         self._watch = watch
         self._services = services
         self._identity = services.identity(task, plan.store)
@@ -237,12 +248,12 @@ class _Restore:
         """If a local directory cannot be opened after all, restore again without it."""
         distrusted = False
         self._watch(self.plan.store, 0.0)
-        while True:
+        found = self._opened_by_need() if self._by_need else None
+        while found is None:
             committed, restored = self.restore()
             self._identity.announce(Phase.OPEN)
             try:
-                opened = self._open(committed, restored)
-                break
+                found = self._open(committed, restored), restored
             except (CorruptError, MissingError) as error:
                 log.warning("%s: the local directory cannot be opened: %s", self._identity, error)
                 if not distrusted:
@@ -258,12 +269,36 @@ class _Restore:
                     self._skip(restored.factory, error)
                 if not self.plan.candidates:
                     raise
+        opened, restored = found
         tell(
             log, Event.RESTORED, "%s: %s", self._identity, restored.story(),
             job=self._identity.job_name, task=self._identity.task, **restored.fields(),
         )  # fmt: skip
         self._watch(self.plan.store, 1.0)
         return opened, restored
+
+    def _opened_by_need(self) -> tuple[OpenStore, StoreRestore] | None:
+        """Steps 2 to 5 at once, if nothing of the state is on this machine."""
+        started = self._services.clock.elapsed()
+        if self.plan.empty or not self.plan.candidates or self._directories.reusable():
+            return None
+        factory, marker = self.plan.candidates[0]
+        try:
+            state = open_by_need(self._services, factory, self._request(factory, marker))
+        except OpeningCancelled:
+            raise
+        except (MissingError, CorruptError, RetryableError) as error:
+            log.warning("%s: it is restored as a whole: %s", self._identity, error)
+            return None
+        if state is None:
+            return None
+        opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
+        fetch_rest(self._services, opened)
+        return opened, StoreRestore(
+            self.plan.store, factory, bytes_fetched=state.state.fetched,
+            seconds=self._services.clock.elapsed() - started, reasons=self.plan.skipped,
+            bytes_to_come=state.state.missing,
+        )  # fmt: skip
 
     def restore(self) -> tuple[CommittedDirectory | None, StoreRestore]:
         """Steps 2 to 4. Returns: the directory (None for a store that starts empty), and how it was restored."""
@@ -323,11 +358,8 @@ class _Restore:
         """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
-        staging = directories.staging()
-        request = RestoreRequest(
-            self._identity, marker, staging, directories.reusable(), self._report, plan.older.get(factory, {}),
-            directories.leftovers(), plan.successors.get(factory), plan.retained.get(factory, ()),
-        )  # fmt: skip
+        request = self._request(factory, marker)
+        staging = request.staging
         try:
             restored = self._services.restore_manager(factory).restore(request)
             self._identity.announce(Phase.SWAP)
@@ -338,6 +370,14 @@ class _Restore:
             raise
         finally:
             directories.discard(staging)
+
+    def _request(self, factory: str, marker: Marker) -> RestoreRequest:
+        plan, directories = self.plan, self._directories
+        return RestoreRequest(
+            self._identity, marker, directories.staging(), directories.reusable(), self._report,
+            plan.older.get(factory, {}), directories.leftovers(), plan.successors.get(factory),
+            plan.retained.get(factory, ()),
+        )  # fmt: skip
 
     def _report(self, what: str, done: int, total: int) -> None:
         self._watch(self.plan.store, min(done / total, 1.0) if total else 0.0)

@@ -4,8 +4,8 @@ A table file with holes has its full size. RocksDB verifies each block that it r
 no block's checksum allows. The error names the file, the offset and the size of the block. So the range is supplied,
 and the call repeated. A filter that cannot be read is no error for RocksDB: it then looks into the blocks of data.
 
-Compaction would read everything, so the store begins none. A directory with holes is private to its store: nothing can
-be made from it.
+Compaction would read everything, so the store begins none until all files are whole. Until then its directory is
+private, and nothing can be made from it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from statemgr.errors import CorruptFile, InvalidError
+from statemgr.errors import CorruptFile, DiskFull, RetryableError
+from statemgr.local.rocksdb.handle import translated
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import Items
 
 T = TypeVar("T")
+
 _BLOCK = re.compile(r"([^/\\\s]+\.sst) offset (\d+) size (\d+)")
 _TABLE = re.compile(r"([^/\\\s]+\.sst)")
 
@@ -42,9 +44,10 @@ Supply = Callable[[Hole, int], bool]
 
 
 class PartialStore(RocksDbStore):
-    """Implements ``ports.LocalStore``, except that no directory can be made from it. One thread writes; others read."""
+    """Implements ``ports.LocalStore``. One thread writes; others read."""
 
     supply: Supply
+    _is_whole = False
 
     @classmethod
     def open_partial(cls, directory: Path, options: Mapping[str, object], supply: Supply) -> PartialStore:
@@ -89,20 +92,41 @@ class PartialStore(RocksDbStore):
         take = super().ingest  # it looks for keys in the range of the new tables
         _repeated(self.supply, lambda: take(tables))
 
+    def become_whole(self) -> None:
+        """All files are here and verified: from now on this is a store as any other. Raises: ClosedError."""
+        with translated("cannot begin to compact the store", self._directory):
+            self._db.set_options({"disable_auto_compactions": "false"})
+        self._is_whole = True
+
     def compact_if_needed(self, limit: int) -> bool:
-        return False
+        return self._is_whole and super().compact_if_needed(limit)
 
     def compact(self) -> None:
-        raise self._refused()
+        self._check_whole()
+        super().compact()
 
     def checkpoint(self, directory: Path) -> None:
-        raise self._refused()
+        self._check_whole()
+        super().checkpoint(directory)
 
     def concurrent_checkpoint(self, directory: Path) -> None:
-        raise self._refused()
+        self._check_whole()
+        super().concurrent_checkpoint(directory)
 
-    def _refused(self) -> InvalidError:
-        return InvalidError("parts of the store's files are not here", hint="restore it whole", path=self._directory)
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise RetryableError(
+                "parts of the store's files are not here yet",
+                hint="try again when they are, or restore the store as a whole", path=self._directory,
+            )  # fmt: skip
+
+    def _recover(self) -> None:
+        if not self._is_whole:  # it would read everything
+            raise DiskFull(
+                "the disk was full, and parts of the store's files are not here yet",
+                hint="free space: the rest is then fetched, and the store goes on", path=self._directory,
+            )  # fmt: skip
+        super()._recover()
 
 
 def _repeated(supply: Supply, call: Callable[[], T]) -> T:

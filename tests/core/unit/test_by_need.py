@@ -12,7 +12,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need
-from statemgr.errors import CorruptBlob, InvalidError, MissingBlob, UnavailableError
+from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import tail_offset
@@ -46,7 +46,6 @@ def key(number: int) -> bytes:
 @pytest.fixture(autouse=True)
 def small_states_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small states be read by need, too."""
-    monkeypatch.setattr(by_need, "WORTH", 0)
     monkeypatch.setattr(by_need, "_SMALL", 8 * 1024)
 
 
@@ -89,12 +88,13 @@ def opened(config: JobConfig, marker: Marker, here: Path) -> Iterator[PartialSto
     services = open_services(with_changes(config, state__dir=str(here / "state")))
     try:
         request = RestoreRequest(services.identity("Partition 0", STORE), marker, here / "parts", (), no_progress)
-        store = services.restore_manager(FACTORY).open_by_need(request)
-        assert isinstance(store, PartialStore)
+        state = services.restore_manager(FACTORY).open_by_need(request, 1)
+        assert state is not None
+        assert isinstance(state.store, PartialStore)
         try:
-            yield store
+            yield state.store
         finally:
-            store.close()
+            state.store.close()
     finally:
         services.close()
 
@@ -190,9 +190,9 @@ def test_nothing_is_made_from_a_store_with_holes(published: tuple[JobConfig, Mar
     config, marker, _ = published
     with opened(config, marker, tmp_path) as store:
         for make in (store.checkpoint, store.concurrent_checkpoint):
-            with pytest.raises(InvalidError, match="not here"):
+            with pytest.raises(RetryableError, match="not here"):
                 make(tmp_path / "checkpoint")
-        with pytest.raises(InvalidError, match="not here"):
+        with pytest.raises(RetryableError, match="not here"):
             store.compact()
     assert not (tmp_path / "checkpoint").exists()
 

@@ -1,0 +1,75 @@
+"""A task opens a large store before all of it is here. The rest comes while the task works.
+
+1. only if no commit needs a directory of the store all the time, and the snapshot has ``task.restore.by.need.bytes`` or
+   more: open it with what an opening needs (:meth:`statemgr.ports.RestoreManager.open_by_need`)
+2. reads fetch what they need; commits store changes, which need no file
+3. a background thread fetches the rest and verifies each file; when it may pass, an error is tried again for ever
+4. then the store is one as any other: it compacts, and has snapshots and local copies
+
+Until step 4, its directory is a staging directory of this process. It is never hashed, linked, uploaded or offered. If
+the process dies, the next opening takes the files over, and verifies each part that it keeps.
+
+If a part is missing or damaged in the blob store, the store is lost (:meth:`OpenStore.give_up`). The task is opened
+again, and that opening restores the whole state, from an older snapshot if need be.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from statemgr.errors import CorruptError, CorruptFile, DiskFull, MissingError, RetryableError
+from statemgr.flows.worker import Worker
+from statemgr.logs import size
+from statemgr.ports import RestoreRequest
+from statemgr.services import Services
+from statemgr.stores.open_store import OpenedByNeed, OpenStore
+
+log = logging.getLogger(__name__)
+_PAUSE_S = 5.0
+
+
+def open_by_need(services: Services, factory: str, request: RestoreRequest) -> OpenedByNeed | None:
+    """Step 1. Returns: None if the whole state has to be restored. Raises: as ``RestoreManager.restore``."""
+    identity, at_least = request.identity, services.config.by_need_bytes
+    config = services.config.stores[identity.store]
+    if not at_least or any(services.backup_manager(one).needs_directory for one in config.backup_factories):
+        return None
+    directories = services.directories(identity.task, identity.store)
+    try:
+        state = services.restore_manager(factory).open_by_need(request, at_least, owned=True)
+    except BaseException:
+        directories.abandon(request.staging)
+        raise
+    return OpenedByNeed(request.staging, state) if state is not None else None
+
+
+def fetch_rest(services: Services, store: OpenStore) -> None:
+    """Steps 3 and 4, on a thread that ends when the store is closed."""
+    state, identity = store.by_need, store.identity
+    assert state is not None
+    worker: Worker[None] = Worker(services, f"fetch-{identity.task}-{identity.store}", str(identity), background=True)
+    began = services.clock.elapsed()
+
+    def fetch() -> None:
+        told = ""
+        while not worker.closing:
+            try:
+                state.fetch_rest(worker.go_on)
+            except (RetryableError, DiskFull) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
+                worker.pause(_PAUSE_S)
+            except (MissingError, CorruptError) as error:
+                lost = CorruptFile(
+                    f"the rest of the store cannot be fetched: {error}", blob=str(error.where.get("blob"))
+                )
+                store.give_up(lost)
+                return
+            else:
+                seconds = services.clock.elapsed() - began
+                log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)
+                return
+
+    store.before_close = lambda: worker.close(wait=False)
+    worker.attempt("fetching the rest of the state", fetch)

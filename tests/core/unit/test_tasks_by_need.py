@@ -1,0 +1,288 @@
+"""A task works while most of its state is still in the blob store. Needs no broker."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.backends.blobs import by_need
+from statemgr.backends.blobs.by_need import PartialTables
+from statemgr.errors import LocalStateLost, StatemgrError, UnavailableError
+from statemgr.testing.memory_servers import MemoryServers
+from statemgr.transfer.downloads import Downloads
+from tests.commits import TASK
+from tests.jobs import with_changes
+from tests.kafka_jobs import wait_until
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["blob-store"],
+    "task.restore.by.need.bytes": 1,
+    "stores.totals.value.serde": "bytes",
+    "stores.totals.rocksdb.compression": "none",
+    "stores.totals.rocksdb.target.file.size.bytes": 64 * 1024,
+    # a cache of its own for each store: otherwise a block that another one has read would hide a hole
+    "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
+    "blob.store.retry.policy.max.retries": 0,
+}
+State = dict[bytes, bytes]
+
+
+class Gate:
+    """Holds back the rest of each store until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        fetch_rest = PartialTables.fetch_rest
+
+        def held_back(tables: PartialTables, check: Callable[[], None]) -> None:
+            while not self.open.wait(0.01):
+                check()
+            fetch_rest(tables, check)
+
+        monkeypatch.setattr(PartialTables, "fetch_rest", held_back)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Let small tables be fetched by need, and hold the rest back."""
+    monkeypatch.setattr(by_need, "_SMALL", 4 * 1024)
+    return Gate(monkeypatch)
+
+
+@pytest.fixture
+def servers() -> Iterator[MemoryServers]:
+    """Servers of a job of one task."""
+    made = MemoryServers(CONFIG)
+    made.open()
+    yield made
+    made.close()
+
+
+@contextmanager
+def opened(servers: MemoryServers, disk: str, config: JobConfig | None = None) -> Iterator[tuple[StateManager, Task]]:
+    """The task on a machine. It closes without a commit."""
+    with servers.manager(servers.on_disk(config or servers.config, disk), "kafka-partition") as manager:
+        yield manager, manager.open_task(TASK)
+
+
+def key(number: int) -> bytes:
+    """One of some thousand keys."""
+    return b"key-%05d" % number
+
+
+def publish(servers: MemoryServers, count: int = 6_000) -> State:
+    """Commit a first state, from a machine that is then gone."""
+    source = random.Random(count)
+    state = {key(number): source.randbytes(100) for number in range(count)}
+    with opened(servers, "first") as (_, task):
+        store = task.store("totals")
+        for name, value in state.items():
+            store.put(name, value)
+        task.commit({"orders-0": 1})
+        store.put(key(7), b"seven")
+        store.delete(key(8))
+        task.commit({"orders-0": 2})
+    state[key(7)] = b"seven"
+    del state[key(8)]
+    servers.lose_disk()
+    return state
+
+
+def is_whole(task: Task) -> bool:
+    """Whether all of the task's files are here."""
+    return all(store.is_whole for store in task._stores.values())
+
+
+def content(task: Task) -> State:
+    """Everything in the store."""
+    return dict(task.store("totals").range())
+
+
+def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: MemoryServers, gate: Gate) -> None:
+    """Another owner finds what was committed meanwhile. When everything is here, the task leaves a local copy."""
+    state = publish(servers)
+    with opened(servers, "second") as (_, task):
+        (restored,) = task.restored
+        assert restored.factory == "blob-store"
+        assert restored.bytes_to_come > restored.bytes_fetched
+        assert "to come" in restored.story()
+        store = task.store("totals")
+        assert not is_whole(task)
+        assert store.get(key(100)) == state[key(100)]
+        assert store.get(b"absent") is None
+        assert store.get(key(7)) == b"seven"
+        for number in range(0, 300, 3):
+            store.put(key(number), b"new")
+            state[key(number)] = b"new"
+        store.delete(key(4_000))
+        del state[key(4_000)]
+        task.commit({"orders-0": 3})
+        assert not is_whole(task)
+        assert content(task) == state
+    with opened(servers, "third") as (_, task):
+        assert not is_whole(task)
+        assert content(task) == state
+        gate.open.set()
+        wait_until(lambda: is_whole(task))
+        assert content(task) == state
+        task.store("totals").put(b"last", b"1")
+        task.commit({"orders-0": 4})
+    state[b"last"] = b"1"
+    with opened(servers, "third") as (_, task):
+        assert [one.factory for one in task.restored] == ["local"]
+        assert content(task) == state
+
+
+def test_nothing_is_left_of_a_store_that_was_not_whole(servers: MemoryServers, gate: Gate) -> None:
+    """A closed task leaves no local copy of a state with holes, and the next one on the machine begins again."""
+    state = publish(servers)
+    for _ in range(3):
+        with opened(servers, "second") as (_, task):
+            assert [one.factory for one in task.restored] == ["blob-store"]
+            assert task.store("totals").get(key(1_000)) == state[key(1_000)]
+    gate.open.set()
+    with opened(servers, "second") as (_, task):
+        wait_until(lambda: is_whole(task))
+        assert content(task) == state
+
+
+def test_a_commit_that_needs_everything_waits_for_it(servers: MemoryServers, gate: Gate) -> None:
+    """The job gets a second backend, which a commit fills from the whole state."""
+    state = publish(servers)
+    both = with_changes(servers.config, task__backup__factories=["blob-store", "kafka-changelog"])
+    with opened(servers, "second", both) as (_, task):
+        assert not is_whole(task)
+        task.store("totals").put(b"more", b"1")
+        threading.Timer(0.2, gate.open.set).start()
+        checkpoint = task.commit({"orders-0": 3})
+        assert is_whole(task)
+        assert checkpoint.marker("kafka-changelog", "totals") is not None
+    state[b"more"] = b"1"
+    servers.lose_disk()
+    with opened(servers, "third", with_changes(both, task__restore__factories=["kafka-changelog"])) as (_, task):
+        assert [one.factory for one in task.restored] == ["kafka-changelog"]
+        assert content(task) == state
+
+
+@pytest.mark.parametrize(
+    "changes", [{"task__restore__by__need__bytes": 0}, {"task__commit__snapshot__interval": "1 commit"}]
+)
+def test_when_a_state_is_restored_as_a_whole(servers: MemoryServers, gate: Gate, changes: dict[str, object]) -> None:
+    """If it is switched off, or if every commit needs all files."""
+    state = publish(servers)
+    with opened(servers, "second", with_changes(servers.config, **changes)) as (_, task):
+        assert is_whole(task)
+        assert [one.bytes_to_come for one in task.restored] == [0]
+        assert content(task) == state
+
+
+def test_a_store_that_cannot_be_reached(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read says so, what is here can be read and committed, and nothing is lost when the store is back."""
+    state = publish(servers)
+    with opened(servers, "second") as (_, task):
+        store = task.store("totals")
+        assert store.get(key(5)) == state[key(5)]
+        with monkeypatch.context() as cut:
+            cut.setattr(Downloads, "get_range", _unreachable)
+            with pytest.raises(UnavailableError, match="no answer"):
+                store.get(key(5_000))
+            assert store.get(key(5)) == state[key(5)]
+            store.put(key(6), b"six")
+        assert store.get(key(5_000)) == state[key(5_000)]
+        task.commit({"orders-0": 3})
+        gate.open.set()
+        wait_until(lambda: is_whole(task))
+        assert content(task) == {**state, key(6): b"six"}
+
+
+@pytest.mark.parametrize("found_by", ["read", "rest"])
+def test_damage_leads_to_a_restore_of_the_whole_state(servers: MemoryServers, gate: Gate, found_by: str) -> None:
+    """A part of the snapshot is damaged after the task was opened: it is opened again, and that says which blob."""
+    state = publish(servers)
+    services = servers.services(servers.config)
+    blobs = services.blobs()
+    with opened(servers, "second") as (manager, task):
+        names = [found.blob_id for found in _all_blobs(blobs) if found.blob_id.endswith(".0") and found.size > 100_000]
+        assert names
+        for name in names:
+            with blobs.get(name) as reader:
+                data = bytearray(10_000_000)
+                size = reader.readinto(memoryview(data))
+            data = data[:size]
+            data[size // 2] ^= 1
+            data[100] ^= 1
+            blobs.delete(name)
+            blobs.put(name, bytes(data), ttl_days=1)
+        if found_by == "rest":
+            gate.open.set()
+            wait_until(lambda: any(store.lost is not None for store in task._stores.values()))
+        with pytest.raises(LocalStateLost):
+            _use(task, state)
+        task.close()
+        with pytest.raises(StatemgrError) as caught:
+            manager.open_task(TASK)
+        assert any(str(caught.value.where.get("blob", caught.value)).find(name) >= 0 for name in names)
+    services.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories(servers: MemoryServers, gate: Gate, seed: int) -> None:
+    """Reads, writes, commits, closes with and without a commit, lost disks, and rests that come early, late or never:
+    the store is at each moment what a dict is."""
+    source = random.Random(seed)
+    published = publish(servers, 2_000)
+    offset = 2
+    for _ in range(8):
+        gate.open.clear()
+        if source.random() < 0.4:
+            servers.lose_disk()
+        with opened(servers, source.choice(["one", "two"])) as (_, task):
+            state, store = dict(published), task.store("totals")
+            for _ in range(source.randrange(60)):
+                step, name = source.random(), key(source.randrange(2_200))
+                if step < 0.3:
+                    assert store.get(name) == state.get(name)
+                elif step < 0.4:
+                    names = [key(source.randrange(2_200)) for _ in range(20)]
+                    assert store.get_many(names) == [state.get(one) for one in names]
+                elif step < 0.5:
+                    end = key(int(name[-5:]) + source.randrange(200))
+                    wanted = {one: value for one, value in sorted(state.items()) if name <= one < end}
+                    assert dict(store.range(name, end)) == wanted
+                elif step < 0.75:
+                    state[name] = source.randbytes(80)
+                    store.put(name, state[name])
+                elif step < 0.9:
+                    store.delete(name)
+                    state.pop(name, None)
+                elif step < 0.97:
+                    offset += 1
+                    task.commit({"orders-0": offset})
+                    published = dict(state)
+                else:
+                    gate.open.set()
+            assert content(task) == state
+
+
+def _use(task: Task, state: State) -> None:
+    for name, value in state.items():
+        assert task.store("totals").get(name) == value
+    task.store("totals").put(b"x", b"y")
+    task.commit({"orders-0": 3})
+
+
+def _all_blobs(blobs: object) -> list[object]:
+    from statemgr.ports import list_blobs
+
+    return list(list_blobs(blobs, "orders/1/"))  # type: ignore[arg-type]
+
+
+def _unreachable(*_: object) -> memoryview:
+    raise UnavailableError("no answer", blob="any")
