@@ -12,6 +12,10 @@ from statemgr.local.clock import SystemClock
 _LOOK_S = 0.02
 
 
+#: Real seconds of the longest wait.
+_LONGEST_S = 1.0
+
+
 class ControlledClock(SystemClock):
     """Time stamps stand still until :meth:`advance`. Deadlines and intervals also count real time: nothing hangs.
 
@@ -43,11 +47,11 @@ class ControlledClock(SystemClock):
             time.sleep(min(left, _LOOK_S))
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
-        """Also ends when the clock is moved. A wait in short pieces would miss a notification between two of them."""
+        """Also ends when the clock is moved, and after a real second: it may have been moved just before."""
         with self._waits_lock:
             self._waits[changed] += 1
         try:
-            return changed.wait(min(seconds, _LOOK_S) if self._given_up else seconds)
+            return changed.wait(min(seconds, _LOOK_S if self._given_up else _LONGEST_S))
         finally:
             with self._waits_lock:
                 self._waits[changed] -= 1
