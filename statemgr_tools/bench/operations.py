@@ -5,6 +5,7 @@ Each function takes and returns JSON. Times are seconds of the operation, withou
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.engine.host import attempt_host
@@ -21,7 +24,7 @@ from statemgr.errors import MissingError
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobMarker, Checkpoint, Layout
-from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot
+from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot, no_progress
 from statemgr.stores.open_store import NO_CHANGES
 from statemgr.wiring import open_services
 from statemgr_tools.bench import records
@@ -29,6 +32,8 @@ from statemgr_tools.bench.memory import let_go
 from statemgr_tools.bench.seed import STORE, TASK
 
 _THREADS = 8
+#: Bytes of a plain GET.
+_CHUNK = 16 * 1024
 
 
 def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
@@ -86,6 +91,47 @@ def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) ->
         "bytes_fetched": restored.bytes_fetched,
         "bytes_reused": restored.bytes_reused,
     }
+
+
+def first_answer(
+    config: dict[str, Any], checkpoint: str, of: int, gets: int, seed: int, held: str | None = None
+) -> dict[str, Any]:
+    """Open a store at a checkpoint before all of it is here, read random keys of ``of`` records, and fetch the rest.
+
+    Returns: ``seconds`` to the first value, the median of more ``gets`` and of plain GETs of as much, and seconds from
+    the beginning until everything is here, without the gets.
+    """
+    parsed, published = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
+    _connect(parsed)
+    services = attempt_host(parsed).services
+    marker = published.marker("blob-store", STORE)
+    assert marker is not None
+    numbers = random.Random(seed).sample(range(of), gets + 1)
+    let_go(held)
+    start = time.perf_counter()
+    staging = services.directories(TASK, STORE).staging()
+    request = RestoreRequest(services.identity(TASK, STORE), marker, staging, (), no_progress)
+    state = services.restore_manager("blob-store").open_by_need(request, 1, owned=True)
+    assert state is not None
+    assert state.store.get(records.key(numbers[0])) is not None
+    first = time.perf_counter() - start
+    found, plain = [], []
+    index = Catalogue(services.transfer).index(
+        request.identity, Catalogue(services.transfer).chain(request.identity, marker).snapshot.index
+    )
+    part = max(index.root.files, key=lambda file: file.size).parts[0]
+    for number in numbers[1:]:
+        begun = time.perf_counter()
+        assert state.store.get(records.key(number)) is not None
+        found.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        services.transfer().get_range(part, 0, _CHUNK)
+        plain.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    state.fetch_rest(lambda: None)
+    complete = first + time.perf_counter() - begun
+    state.store.close()
+    return {"seconds": first, "get": median(found), "plain": median(plain), "complete": complete}
 
 
 def _connect(config: JobConfig) -> None:

@@ -21,6 +21,7 @@ TABLE = {
     "backup-s3": ("restore", False),
     "peak-memory": ("memory", True),
     "restore-partial": ("partial", True),
+    "first-answer": ("first_answer", False),
     "commit-vs-state": ("segments", True),
     "commit-bytes": ("segments", True),
     "commit-bytes-200": ("segments", False),
