@@ -116,6 +116,11 @@ METRICS: dict[str, tuple[Declared, ...]] = {
         ),
         _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
         _gauge(
+            "state_bytes_to_come",
+            "Bytes that are still in the blob store while the task works already, as of its last commit",
+            "task", most=_TASK,
+        ),
+        _gauge(
             "segments",
             "Segments that a restore would apply on top of the snapshot. On Spark, as of the last commit but one",
             "task", "store", most=_STORE,

@@ -101,6 +101,7 @@ class TaskMetrics:
         with suppress(StatemgrError):  # the next use of the store reports it
             counted = [store.content.statistics() for store in stores.values()]
             self.holds(total(counted, KEYS), total(counted, BYTES))
+        self._gauge(self._metrics.to_come, sum(store.bytes_to_come for store in stores.values()))
 
     def backlog(self, store: str, segments: int, size: int) -> None:
         """Set the number and the bytes of the segments in a store's published chain."""

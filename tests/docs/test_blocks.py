@@ -17,6 +17,7 @@ _ASKED_FOR = {"python", "yaml", "text"}
 NOT_COMPARED = {
     ("README.md", "┌"): "a drawing of the parts",
     ("docs/architecture.md", "input topics"): "a drawing of the parts",
+    ("docs/first-answer.md", "start of the opening"): "a drawing of the steps",
     ("docs/format.md", "offset  size  what"): "a layout, which tests/core/unit/test_codec.py has byte by byte",
     ("docs/format.md", "…     8     sequence"): "a layout, which tests/core/unit/test_codec.py covers",
     ("docs/format.md", "<job.name>/"): "patterns of names, which tests/core/unit/test_ids.py covers",

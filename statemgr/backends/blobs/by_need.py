@@ -49,6 +49,8 @@ _FEW_FILES = 20
 CHUNK = 16 * 1024
 #: The most chunks that are fetched ahead of a scan.
 _AHEAD = 512
+#: Keys of one call that are read at once.
+_READS_AT_ONCE = 16
 #: Files of which the rest is fetched together.
 _FILES_AT_ONCE = 8
 
@@ -86,7 +88,9 @@ def open_by_need(
     if not tables.fetch_tails(_TAILS) and not owned:  # 3
         options["max.open.files"] = _FEW_FILES
     identity.announce(Phase.OPEN)
-    store = PartialStore.open_partial(request.staging, options, tables.supply)  # 4
+    store = PartialStore.open_partial(  # 4
+        request.staging, options, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
+    )
     try:
         _, segments = replay(services, identity, store, way.segments, way.snapshot.end, request.progress)
     except BaseException:

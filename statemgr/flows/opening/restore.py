@@ -292,7 +292,12 @@ class _Restore:
             return None
         if state is None:
             return None
-        opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
+        try:
+            opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
+        except BaseException:
+            state.state.store.close()
+            self._directories.discard(state.directory)
+            raise
         fetch_rest(self._services, opened)
         return opened, StoreRestore(
             self.plan.store, factory, bytes_fetched=state.state.fetched,

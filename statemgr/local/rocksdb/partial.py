@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -47,13 +48,17 @@ class PartialStore(RocksDbStore):
     """Implements ``ports.LocalStore``. One thread writes; others read."""
 
     supply: Supply
+    threads: Callable[[], Executor]
     _is_whole = False
 
     @classmethod
-    def open_partial(cls, directory: Path, options: Mapping[str, object], supply: Supply) -> PartialStore:
-        """Raises: as :meth:`RocksDbStore.open`, and what ``supply`` raises."""
+    def open_partial(
+        cls, directory: Path, options: Mapping[str, object], supply: Supply, threads: Callable[[], Executor]
+    ) -> PartialStore:
+        """``threads``: makes a pool, for the reads of many keys. Raises: as :meth:`RocksDbStore.open`, and what
+        ``supply`` raises."""
         store = _repeated(supply, lambda: cls.open(directory, {**options, BRIEF: True}))
-        store.supply = supply
+        store.supply, store.threads = supply, threads
         return store
 
     def get(self, key: bytes) -> bytes | None:
@@ -61,8 +66,11 @@ class PartialStore(RocksDbStore):
         return _repeated(self.supply, lambda: read(key))
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        read = super().get_many
-        return _repeated(self.supply, lambda: read(keys))
+        try:
+            return super().get_many(keys)
+        except CorruptFile:
+            with self.threads() as threads:  # what they miss comes in parallel
+                return list(threads.map(self.get, keys))
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:  # type: ignore[override]
         """Reads lazily. The items include what is written meanwhile behind the place of the scan."""
