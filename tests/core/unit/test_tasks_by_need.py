@@ -9,10 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from statemgr import JobConfig, StateManager, Task
+from statemgr import JobConfig, StateManager, Task, reader
 from statemgr.backends.blobs import by_need
 from statemgr.backends.blobs.by_need import PartialTables
 from statemgr.errors import LocalStateLost, StatemgrError, UnavailableError
+from statemgr.model.checkpoint import BlobRef
+from statemgr.ports import BlobInfo, BlobStore, list_blobs
+from statemgr.reader import JobReader
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
 from tests.commits import TASK
@@ -232,7 +235,35 @@ def test_damage_leads_to_a_restore_of_the_whole_state(servers: MemoryServers, ga
     services.close()
 
 
-@pytest.mark.parametrize("seed", range(6))
+def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``statemgr store get`` does; ``store count`` fetches the whole state first."""
+    state = publish(servers)
+    monkeypatch.setattr(reader, "_WORTH", 1)
+    fetched: list[int] = []
+    get_range = Downloads.get_range
+
+    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        fetched.append(size)
+        return get_range(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
+    config = servers.on_disk(servers.config, "reader")
+    with JobReader(config, services=servers.services) as jobs:
+        with jobs.open_store(TASK, "totals") as store:
+            assert store.get(key(3_000)) == state[key(3_000)]
+            assert store.get(key(7)) == b"seven"
+            assert store.get(key(8)) is None
+            assert 0 < sum(fetched) < 0.2 * sum(map(len, state.values()))
+            first, last = key(100), key(200)
+            wanted = {name: value for name, value in state.items() if first <= name < last}
+            assert dict(store.scan(first, last)) == wanted
+        fetched.clear()
+        with jobs.open_store(TASK, "totals", whole=True) as store:
+            assert dict(store.scan(None, None)) == state
+        assert not fetched
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_random_histories(servers: MemoryServers, gate: Gate, seed: int) -> None:
     """Reads, writes, commits, closes with and without a commit, lost disks, and rests that come early, late or never:
     the store is at each moment what a dict is."""
@@ -278,10 +309,8 @@ def _use(task: Task, state: State) -> None:
     task.commit({"orders-0": 3})
 
 
-def _all_blobs(blobs: object) -> list[object]:
-    from statemgr.ports import list_blobs
-
-    return list(list_blobs(blobs, "orders/1/"))  # type: ignore[arg-type]
+def _all_blobs(blobs: BlobStore) -> list[BlobInfo]:
+    return list(list_blobs(blobs, "orders/1/"))
 
 
 def _unreachable(*_: object) -> memoryview:
