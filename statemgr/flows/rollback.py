@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState
-from statemgr.flows.committing.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.committing.commit import CommitBase, Refill, fill
 from statemgr.flows.opening.restore import restore_task
 from statemgr.ids import CheckpointId, source_topic, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker
@@ -251,15 +250,11 @@ def _filled(
     """Steps 2 and 3, for the stores that some backend is filled with."""
     record, target = rollback.record, rollback.target
     older = record.checkpoints[record.checkpoints.index(target) + 1 :]
-    with ExitStack() as closing:
-        stores, _ = restore_task(
-            services, record.task, target,
-            older=older, newer=rollback.newer[::-1], only={store for _, store in filled}, progress=progress,
-        )  # fmt: skip
-        for store in stores.values():
-            closing.callback(store.close)
-        frozen = freeze(services, stores, replace(base, checkpoint=target, refill=filled), target.input_offsets)
-        return prepare(services, stores, frozen, portable=False)
+    stores, _ = restore_task(
+        services, record.task, target,
+        older=older, newer=rollback.newer[::-1], only={store for _, store in filled}, progress=progress,
+    )  # fmt: skip
+    return fill(services, stores, replace(base, checkpoint=target, refill=filled), target.input_offsets)
 
 
 def _suggestion(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], found: Mapping[str, Checkpoint]) -> str:

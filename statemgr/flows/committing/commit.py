@@ -15,6 +15,7 @@ Nothing here changes which state is current: a prepared commit that is never pub
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
@@ -152,6 +153,24 @@ def prepare(
         LocalStateLost: then no later commit of these stores succeeds.
     """
     return _Preparation(services, stores, frozen, portable, materialize, check).run(attachments, attached_blobs)
+
+
+def fill(
+    services: Services,
+    stores: Mapping[str, OpenStore],
+    base: CommitBase,
+    input_offsets: Mapping[str, int] | None,
+    *,
+    attachments: Sequence[Attachment] = (),
+    check: Callable[[], None] = lambda: None,
+) -> PreparedCommit:
+    """All steps for stores that were restored in order to fill ``base.refill`` from them: for a repair, a rollback or a
+    copy. Closes the stores. Raises: as :func:`prepare`."""
+    with ExitStack() as closing:
+        for store in stores.values():
+            closing.callback(store.close)
+        frozen = freeze(services, stores, base, input_offsets)
+        return prepare(services, stores, frozen, portable=False, attachments=attachments, check=check)
 
 
 @dataclass

@@ -20,11 +20,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 
 from statemgr.errors import CorruptError, MissingBlob, MissingError, OpeningCancelled
-from statemgr.flows.committing.commit import CommitBase, Refill, freeze, prepare
+from statemgr.flows.committing.commit import CommitBase, Refill, fill
 from statemgr.flows.opening.restore import StoreRestore, restore_task
 from statemgr.flows.upkeep import lost_targets
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
@@ -167,17 +166,11 @@ def prepare_repair(
     checkpoint, task = record.current, record.task
     carried, refill = carried_stores(services, base, record)
     damaged = {store for _, store in refill}
-    with ExitStack() as closing:
-        older = record.checkpoints[1:]
-        stores, restored = restore_task(  # 3
-            services, task, checkpoint, older=older, only=damaged, progress=lambda *_: check()
-        )
-        for store in stores.values():
-            closing.callback(store.close)
-        refill |= {(factory, one.store) for one in restored for factory in one.damaged}
-        base = replace(base, refill=refill)
-        frozen = freeze(services, stores, base, checkpoint.input_offsets)  # 4
-        prepared = prepare(services, stores, frozen, portable=False, attachments=attachments, check=check)
+    stores, restored = restore_task(  # 3
+        services, task, checkpoint, older=record.checkpoints[1:], only=damaged, progress=lambda *_: check()
+    )
+    base = replace(base, refill=refill | {(factory, one.store) for one in restored for factory in one.damaged})
+    prepared = fill(services, stores, base, checkpoint.input_offsets, attachments=attachments, check=check)  # 4
     kept = {name: found for name, found in carried.items() if name not in stores}
     all_stores = {**kept, **prepared.stores}
     return base, replace(prepared, stores=all_stores, input_topic_ids=checkpoint.input_topic_ids)  # 5

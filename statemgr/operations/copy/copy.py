@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.backends.blobs.branches import Part, store_copy
 from statemgr.config.factories import BLOB_STORE
-from statemgr.flows.committing.commit import CommitBase, freeze, prepare
+from statemgr.flows.committing.commit import CommitBase, fill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.repair import repeated_attachments
@@ -149,7 +149,7 @@ class _Copying:
             for factory, marker in of_store.items():
                 by_factory.setdefault(factory, {})[name] = marker
         base = replace(one.checkpoint, state_checkpoint_markers=by_factory)
-        with ExitStack() as closing_stores:
+        with ExitStack() as failed:
             stores = {}
             for name in sorted({store for _, store in one.filled}):
                 factories = {name: config.stores[name].restore_factories}
@@ -157,10 +157,10 @@ class _Copying:
                 directories = target.directories(task, name)
                 committed, _ = restore_store(_into(source, directories), task, plan, self.progress)
                 stores[name] = open_restored(target, target.identity(task, name), committed, plan.state_id)
-                closing_stores.callback(stores[name].close)
-            commit_base = CommitBase(task, self.published.layout, self.published.epoch, base, one.filled)
-            frozen = freeze(target, stores, commit_base, one.checkpoint.input_offsets)
-            return prepare(target, stores, frozen, portable=False)
+                failed.callback(stores[name].close)
+            failed.pop_all()
+        commit_base = CommitBase(task, self.published.layout, self.published.epoch, base, one.filled)
+        return fill(target, stores, commit_base, one.checkpoint.input_offsets)
 
     def _attached(self, attachment: Attachment) -> Attachment:
         if attachment.blob is None:
