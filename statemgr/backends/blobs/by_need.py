@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
@@ -26,6 +26,7 @@ from statemgr.backends.blobs.tables import replay
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob
 from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import Hole, PartialStore
+from statemgr.local.rocksdb.table_format import TRAILER
 from statemgr.local.sparse_file import SparseFile
 from statemgr.model.chain import own_way
 from statemgr.model.checkpoint import BlobRef
@@ -133,6 +134,9 @@ class _Table:
     here: bytearray
     has_tail: bool = False
     is_whole: bool = False
+    #: Held to write to it by need. ``writes``: how often that was done. None is done to a whole file.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    writes: int = 0
     #: How often something in it was missing.
     faults: int = 0
     #: The chunk after those that were fetched last, and how many they were.
@@ -197,15 +201,19 @@ class PartialTables:
             left.sort(key=lambda table: table.faults, reverse=True)
             now = left[:_FILES_AT_ONCE]
             fetches = [Fetch(table.file, table.local.path, continued=True) for table in now]
+            writes = [table.writes for table in now]
             try:
                 kept = self._transfer.fetch_files(fetches, lambda *_: check())
             except (CorruptBlob, MissingBlob):
                 self._is_damaged()
                 raise
             self._count(sum(table.file.size for table in now) - kept)
-            for table in now:
-                table.here[:] = b"\1" * len(table.here)
-                table.has_tail = table.is_whole = True
+            for table, before in zip(now, writes, strict=True):
+                with table.lock:
+                    table.here[:] = b"\1" * len(table.here)
+                    table.has_tail = True
+                    # a read may have written bytes that are not verified over those that were: look once more
+                    table.is_whole = table.writes == before
             check()
 
     def _count(self, size: int) -> None:
@@ -231,13 +239,16 @@ class PartialTables:
 
     def _supply(self, hole: Hole, time: int) -> bool:
         table = self._tables.get(hole.table)
+        first = time == 1  # then another thread may have supplied it meanwhile
+        if hole.table and (table is None or table.is_whole):
+            return first  # not a hole
         if table is not None:
             table.faults += 1
         if table is None or not hole.size:
-            return self._supply_any([table] if table is not None else list(self._tables.values()))
-        end = hole.offset + hole.size
+            return self._supply_any([table] if table is not None else list(self._tables.values())) or first
+        end = hole.offset + hole.size + TRAILER
         if end > table.tail.offset:
-            return self._fetch_tail(table)
+            return self._fetch_tail(table) or first
         if time > 2:
             raise self._damaged(table, hole.offset)
         if time == 2:
@@ -269,11 +280,16 @@ class PartialTables:
     def _fetch(self, table: _Table, start: int, stop: int) -> None:
         """Fetch chunks."""
         begin, end = self._bounds(table.file, start * CHUNK, min(stop * CHUNK, table.tail.offset))
-        table.local.write(begin, self._read(table.file, begin, end))
-        self._count(end - begin)
+        data = self._read(table.file, begin, end)
         last = len(table.here) if end >= table.tail.offset else end // CHUNK
-        for chunk in range(-(-begin // CHUNK), last):
-            table.here[chunk] = 1
+        with table.lock:
+            if table.is_whole:
+                return
+            table.writes += 1
+            table.local.write(begin, data)
+            for chunk in range(-(-begin // CHUNK), last):
+                table.here[chunk] = 1
+        self._count(end - begin)
 
     def _fetch_tail(self, table: _Table) -> bool:
         if table.has_tail:
@@ -297,9 +313,10 @@ class PartialTables:
             while stop < len(table.here) and not table.here[stop] and stop - missing[0] < _AHEAD:
                 stop += 1
             self._fetch(table, missing[0], stop)
-        if self._transfer.hash_of(table.local.path, 0, table.file.size) != table.file.hash:
-            raise self._damaged(table, 0)
-        table.is_whole = True
+        with table.lock:
+            if self._transfer.hash_of(table.local.path, 0, table.file.size) != table.file.hash:
+                raise self._damaged(table, 0)
+            table.is_whole = True
         return True
 
     @staticmethod

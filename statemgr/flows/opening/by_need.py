@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 
-from statemgr.errors import CorruptError, CorruptFile, DiskFull, MissingError, RetryableError
+from statemgr.errors import CorruptError, CorruptFile, MissingError, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
 from statemgr.ports import RestoreRequest
@@ -55,17 +55,19 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
         while not worker.closing:
             try:
                 state.fetch_rest(worker.go_on)
-            except (RetryableError, DiskFull) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
-                worker.pause(_PAUSE_S)
             except (MissingError, CorruptError) as error:
+                if worker.closing:  # its files are being removed
+                    return
                 lost = CorruptFile(
                     f"the rest of the store cannot be fetched: {error}", blob=str(error.where.get("blob"))
                 )
                 store.give_up(lost)
                 return
+            except (StatemgrError, OSError) as error:
+                if str(error) != told and not worker.closing:
+                    told = str(error)
+                    log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
+                worker.pause(_PAUSE_S)
             else:
                 seconds = services.clock.elapsed() - began
                 log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch
+from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, Snapshot, WriteBatch
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
 from statemgr.model.commit import Change
@@ -118,7 +118,7 @@ def in_key_order(changes: Iterable[Change]) -> Iterator[Change]:
 class Scan(Iterator[tuple[bytes, bytes]]):
     """Items with ``start`` ≤ key < ``end`` at the time of the call. Closing the scan releases the database."""
 
-    def __init__(self, database: Rdict, start: bytes | None, end: bytes | None, directory: Path) -> None:
+    def __init__(self, database: Rdict | Snapshot, start: bytes | None, end: bytes | None, directory: Path) -> None:
         self._directory = directory
         self._closed = False
         self._items: RdictIter | None = None

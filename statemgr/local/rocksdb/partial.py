@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from rocksdict import Rdict, Snapshot
+
 from statemgr.errors import CorruptFile, DiskFull, RetryableError
-from statemgr.local.rocksdb.handle import translated
+from statemgr.local.rocksdb.handle import Scan, translated
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import Items
@@ -73,28 +75,15 @@ class PartialStore(RocksDbStore):
                 return list(threads.map(self.get, keys))
 
     def scan(self, start: bytes | None, end: bytes | None) -> Items:  # type: ignore[override]
-        """Reads lazily. The items include what is written meanwhile behind the place of the scan."""
-        return self._scan(super().scan, start, end)
+        """Reads lazily. Raises: as :meth:`RocksDbStore.scan`, and what ``supply`` raises; the next step tries again."""
+        with translated("cannot scan", self._directory):
+            scan = PartialScan(self._db, start, end, self._directory, self.supply)
+        self._scans.add(scan)  # type: ignore[arg-type]
+        return scan  # type: ignore[return-value]
 
-    def _scan(
-        self, read: Callable[[bytes | None, bytes | None], Items], start: bytes | None, end: bytes | None
-    ) -> Generator[tuple[bytes, bytes]]:
-        tried = Counter[Hole]()
-        items = None
-        while True:
-            try:
-                items = items or read(start, end)
-                item = next(items, None)
-            except CorruptFile as error:
-                _supplied(self.supply, error, tried)
-                # its buffers may have the zeros of other holes
-                items = None
-                continue
-            if item is None:
-                return
-            tried.clear()
-            yield item
-            start = item[0] + b"\0"
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        delete = super().delete_range  # without an end, it looks for the last key
+        _repeated(self.supply, lambda: delete(start, end))
 
     def ingest(self, tables: Sequence[Path]) -> None:
         take = super().ingest  # it looks for keys in the range of the new tables
@@ -102,9 +91,12 @@ class PartialStore(RocksDbStore):
 
     def become_whole(self) -> None:
         """All files are here and verified: from now on this is a store as any other. Raises: ClosedError."""
+        self._values = {name: value for name, value in self._values.items() if name != BRIEF}
+        self._is_whole = True
+        if self._stuck:  # it is opened again with these options
+            return
         with translated("cannot begin to compact the store", self._directory):
             self._db.set_options({"disable_auto_compactions": "false"})
-        self._is_whole = True
 
     def compact_if_needed(self, limit: int) -> bool:
         return self._is_whole and super().compact_if_needed(limit)
@@ -135,6 +127,40 @@ class PartialStore(RocksDbStore):
                 hint="free space: the rest is then fetched, and the store goes on", path=self._directory,
             )  # fmt: skip
         super()._recover()
+
+
+class PartialScan(Iterator[tuple[bytes, bytes]]):
+    """Items with ``start`` ≤ key < ``end`` at the time of the call, whatever is written between two holes."""
+
+    def __init__(
+        self, database: Rdict, start: bytes | None, end: bytes | None, directory: Path, supply: Supply
+    ) -> None:
+        self._view: Snapshot | None = database.snapshot()
+        self._start, self._end, self._directory, self._supply = start, end, directory, supply
+        self._tried = Counter[Hole]()
+        self._scan = Scan(self._view, start, end, directory)
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        while True:
+            try:
+                item = next(self._scan)
+            except StopIteration:
+                self._view = None
+                raise
+            except CorruptFile as error:
+                _supplied(self._supply, error, self._tried)
+                if (view := self._view) is not None:
+                    # the buffers of the one before may have the zeros of other holes
+                    self._scan = Scan(view, self._start, self._end, self._directory)
+                continue
+            self._tried.clear()
+            self._start = item[0] + b"\0"
+            return item
+
+    def close(self) -> None:
+        """End the scan early, and release the database: the next step raises ClosedError."""
+        self._view = None
+        self._scan.close()
 
 
 def _repeated(supply: Supply, call: Callable[[], T]) -> T:

@@ -18,8 +18,8 @@ TABLE_SUFFIX = ".sst"
 _FOOTER = 53
 _MAGIC = bytes.fromhex("f7cff485b741e288")
 _VERSION = 6
-#: Bytes after a block: its compression and its checksum.
-_TRAILER = 5
+#: Bytes after a block, which do not count as its size: its compression and its checksum.
+TRAILER = 5
 #: Longer than any list of meta blocks: each one takes some fifty bytes.
 _MOST = 64 * 1024
 
@@ -36,7 +36,7 @@ def tail_offset(table: Path) -> int | None:
         file.seek(size - _FOOTER)
         footer = file.read(_FOOTER)
         version, length = int.from_bytes(footer[-12:-8], "little"), int.from_bytes(footer[13:17], "little")
-        begin = size - _FOOTER - _TRAILER - length
+        begin = size - _FOOTER - TRAILER - length
         if footer[-8:] != _MAGIC or version != _VERSION or length > _MOST or begin < 0:
             return None
         file.seek(begin)
