@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, Snapshot, WriteBatch
+from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
 from statemgr.model.commit import Change
@@ -118,7 +118,7 @@ def in_key_order(changes: Iterable[Change]) -> Iterator[Change]:
 class Scan(Iterator[tuple[bytes, bytes]]):
     """Items with ``start`` ≤ key < ``end`` at the time of the call. Closing the scan releases the database."""
 
-    def __init__(self, database: Rdict | Snapshot, start: bytes | None, end: bytes | None, directory: Path) -> None:
+    def __init__(self, database: Rdict, start: bytes | None, end: bytes | None, directory: Path) -> None:
         self._directory = directory
         self._closed = False
         self._items: RdictIter | None = None
@@ -151,6 +151,14 @@ class Scan(Iterator[tuple[bytes, bytes]]):
             raise translate(error, "cannot scan", self._directory) from error
         self._items = None
         raise StopIteration
+
+    def seek_again(self, start: bytes | None) -> None:
+        """After an error, continue with the first item from there on, still as of the call."""
+        if self._items is not None:
+            if start is None:
+                self._items.seek_to_first()
+            else:
+                self._items.seek(start)
 
     def move_to(self, database: Rdict) -> None:
         """Continue on another handle of a database with the same content."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rocksdict import Rdict, Snapshot
+from rocksdict import Rdict
 
 from statemgr.errors import CorruptFile, DiskFull, RetryableError
 from statemgr.local.rocksdb.handle import Scan, translated
@@ -27,6 +27,9 @@ from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import Items
 
 T = TypeVar("T")
+
+#: How often a scan looks for the same block in RocksDB's cache.
+_CACHED_TRIES = 5
 
 _BLOCK = re.compile(r"([^/\\\s]+\.sst) offset (\d+) size (\d+)")
 _TABLE = re.compile(r"([^/\\\s]+\.sst)")
@@ -130,36 +133,62 @@ class PartialStore(RocksDbStore):
 
 
 class PartialScan(Iterator[tuple[bytes, bytes]]):
-    """Items with ``start`` ≤ key < ``end`` at the time of the call, whatever is written between two holes."""
+    """Items with ``start`` ≤ key < ``end`` at the time of the call, whatever is written between two holes.
+
+    The buffers of a RocksDB iterator may have the zeros of other holes, so after a hole there is a new one. If something
+    was written since the call, only the first iterator knows what there was before. Then another one reads the block
+    into RocksDB's cache, where the first one finds it.
+    """
 
     def __init__(
         self, database: Rdict, start: bytes | None, end: bytes | None, directory: Path, supply: Supply
     ) -> None:
-        self._view: Snapshot | None = database.snapshot()
+        self._database: Rdict | None = database
+        self._number = database.latest_sequence_number()
         self._start, self._end, self._directory, self._supply = start, end, directory, supply
         self._tried = Counter[Hole]()
-        self._scan = Scan(self._view, start, end, directory)
+        self._scan = self._new(database)
+
+    def _new(self, database: Rdict) -> Scan:
+        return Scan(database, self._start, self._end, self._directory)
 
     def __next__(self) -> tuple[bytes, bytes]:
         while True:
             try:
                 item = next(self._scan)
             except StopIteration:
-                self._view = None
+                self._database = None
                 raise
             except CorruptFile as error:
-                _supplied(self._supply, error, self._tried)
-                if (view := self._view) is not None:
-                    # the buffers of the one before may have the zeros of other holes
-                    self._scan = Scan(view, self._start, self._end, self._directory)
+                self._go_on(error)
                 continue
             self._tried.clear()
             self._start = item[0] + b"\0"
             return item
 
+    def _go_on(self, error: CorruptFile) -> None:
+        database = self._database
+        if database is None:
+            return  # it was closed: the next step says so
+        if database.latest_sequence_number() == self._number:
+            _supplied(self._supply, error, self._tried)
+            self._scan = self._new(database)
+            return
+        hole = hole_in(error.message)
+        self._tried[hole] += 1
+        if self._tried[hole] > _CACHED_TRIES:
+            raise RetryableError(
+                "the store was written to during a scan of what is not here yet", path=self._directory,
+                hint="scan again, or gather the changes and write them after the scan",
+            ) from error  # fmt: skip
+        if not self._supply(hole, 1):  # its own error may be of before: the other iterator tells what is damaged
+            raise error
+        _repeated(self._supply, lambda: next(self._new(database), None))
+        self._scan.seek_again(self._start)
+
     def close(self) -> None:
         """End the scan early, and release the database: the next step raises ClosedError."""
-        self._view = None
+        self._database = None
         self._scan.close()
 
 

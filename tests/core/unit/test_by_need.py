@@ -12,11 +12,13 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need
-from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, UnavailableError
+from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
+from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import tail_offset
 from statemgr.model.checkpoint import Marker
+from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import RestoreRequest, no_progress
 from statemgr.reader import Catalogue
@@ -351,3 +353,97 @@ def test_a_block_whose_checksum_is_in_the_next_chunk(
         wanted = [key(number) for number in range(0, 24_010, 31)]
         random.Random(3).shuffle(wanted)
         assert {name: store.get(name) for name in wanted} == {name: state.get(name) for name in wanted}
+
+
+def test_a_scan_is_as_of_its_call(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written behind its place between two holes is not in it. After an error, its next step tries again."""
+    config, marker, state = published
+    with opened(config, marker, tmp_path) as store:
+        scan = store.scan(None, None)
+        found = [next(scan)]
+        store.write([(key(20_001), b"later"), (key(20_002), None)])
+        with monkeypatch.context() as cut:
+            cut.setattr(Downloads, "get_range", _unreachable)
+            with pytest.raises(UnavailableError):
+                found.extend(scan)
+        assert len(found) < len(state)
+        found.extend(scan)
+        assert found == sorted(state.items())
+        scan = store.scan(None, None)
+        next(scan)
+    with pytest.raises(ClosedError):
+        next(scan)
+
+
+def test_two_threads_meet_the_same_hole(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """What one of them has fetched is no damage to the other one, which failed before and asks after it."""
+    config, marker, _ = published
+    with opened(config, marker, tmp_path) as store:
+        name = next((tmp_path / "parts").glob("*.sst")).name
+        size = (tmp_path / "parts" / name).stat().st_size
+        for hole in (Hole(name, 0, 4000), Hole(name, size - 100, 50), Hole(name), Hole()):
+            assert [store.supply(hole, 1), store.supply(hole, 1)] == [True, True]
+        # but a file that is not one of the snapshot's has no holes
+        assert not store.supply(Hole("999999.sst", 0, 4000), 2)
+
+
+def test_a_late_read_does_not_damage_a_verified_file(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read by need gets wrong bytes, and writes them after the fill has verified the file."""
+    config, marker, _ = published
+    services = open_services(with_changes(config, state__dir=str(tmp_path / "state")))
+    parts = tmp_path / "parts"
+    request = RestoreRequest(services.identity("Partition 0", STORE), marker, parts, (), no_progress)
+    state = services.restore_manager(FACTORY).open_by_need(request, 1)
+    assert state is not None
+    assert isinstance(state.store, PartialStore)
+    store, names, fetch_files = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_files
+    monkeypatch.setattr(Downloads, "get_range", lambda _self, _ref, _offset, size: memoryview(bytes(size)))
+
+    def late(self: Downloads, *arguments: Any) -> int:
+        kept = fetch_files(self, *arguments)
+        for name in names:
+            store.supply(Hole(name, 0, 4000), 1)
+        return kept
+
+    monkeypatch.setattr(Downloads, "fetch_files", late)
+    state.fetch_rest(lambda: None)
+    for name in names:  # nor is a file written to that is whole
+        store.supply(Hole(name, 0, 4000), 2)
+    hashes = {file.name: file.hash for file in index_of(services, marker).root.files}
+    for name in names:
+        assert name not in hashes or content_hash((parts / name).read_bytes()) == hashes[name]
+    store.close()
+    services.close()
+
+
+def test_everything_is_deleted_behind_a_hole(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """A deletion without an end looks for the last key."""
+    config, marker, _ = published
+    with opened(config, marker, tmp_path) as store:
+        store.delete_range(key(0), None)
+        assert dict(store.scan(key(0), None)) == {}
+
+
+def test_a_store_whose_disk_was_full_goes_on_when_it_is_whole(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path
+) -> None:
+    """It is opened again with the options of a store as any other."""
+    config, marker, state = published
+    services = open_services(with_changes(config, state__dir=str(tmp_path / "state")))
+    request = RestoreRequest(services.identity("Partition 0", STORE), marker, tmp_path / "parts", (), no_progress)
+    found = services.restore_manager(FACTORY).open_by_need(request, 1)
+    assert found is not None
+    assert isinstance(found.store, PartialStore)
+    found.store._stuck = True
+    with pytest.raises(DiskFull, match="not here yet"):
+        found.store.write([(b"a", b"1")])
+    found.fetch_rest(lambda: None)
+    found.store.write([(b"a", b"1")])
+    assert dict(found.store.scan(None, None)) == {**state, b"a": b"1"}
+    assert BRIEF not in found.store._values
+    found.store.close()
+    services.close()

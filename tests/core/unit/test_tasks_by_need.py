@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,15 @@ import pytest
 from statemgr import JobConfig, StateManager, Task, reader
 from statemgr.backends.blobs import by_need
 from statemgr.backends.blobs.by_need import PartialTables
-from statemgr.errors import LocalStateLost, StatemgrError, UnavailableError
+from statemgr.errors import (
+    AccessDenied,
+    ClosedError,
+    LocalStateLost,
+    MissingFile,
+    StatemgrError,
+    UnavailableError,
+)
+from statemgr.flows.opening import by_need as flow
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
@@ -233,6 +242,49 @@ def test_damage_leads_to_a_restore_of_the_whole_state(servers: MemoryServers, ga
             manager.open_task(TASK)
         assert any(str(caught.value.where.get("blob", caught.value)).find(name) >= 0 for name in names)
     services.close()
+
+
+def test_the_rest_is_tried_again_after_any_error_that_may_pass(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials that are refused for a while do not leave the store without its rest for ever."""
+    state = publish(servers)
+    monkeypatch.setattr(flow, "_PAUSE_S", 0.01)
+    fetch_rest, failures = PartialTables.fetch_rest, [OSError("no descriptors"), AccessDenied("refused")]
+
+    def refused(tables: PartialTables, check: Callable[[], None]) -> None:
+        if failures:
+            raise failures.pop()
+        fetch_rest(tables, check)
+
+    monkeypatch.setattr(PartialTables, "fetch_rest", refused)
+    gate.open.set()
+    with opened(servers, "second") as (_, task):
+        wait_until(lambda: is_whole(task))
+        assert content(task) == state
+
+
+def test_a_task_that_closes_has_lost_nothing(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fill notices that files are removed. That is no damage, after which other local copies would be in doubt."""
+    publish(servers)
+    ended = threading.Event()
+
+    def removed(_: PartialTables, check: Callable[[], None]) -> None:
+        try:
+            while True:
+                check()
+                time.sleep(0.01)
+        except ClosedError:
+            threading.Timer(0.1, ended.set).start()
+            raise MissingFile("a file is gone") from None
+
+    monkeypatch.setattr(PartialTables, "fetch_rest", removed)
+    with opened(servers, "second") as (_, task):
+        store = task._stores["totals"]
+    assert ended.wait(5)
+    assert store.lost is None
 
 
 def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
