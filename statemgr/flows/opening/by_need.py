@@ -3,7 +3,7 @@
 1. only if no commit needs a directory of the store all the time, and the snapshot has ``task.restore.by.need.bytes`` or
    more: open it with what an opening needs (:meth:`statemgr.ports.RestoreManager.open_by_need`)
 2. reads fetch what they need; commits store changes, which need no file
-3. a background thread fetches the rest and verifies each file; when it may pass, an error is tried again for ever
+3. a background thread fetches the rest and verifies each file; after an error other than damage it tries again for ever
 4. then the store is one as any other: it compacts, and has snapshots and local copies
 
 Until step 4, its directory is a staging directory of this process. It is never hashed, linked, uploaded or offered. If
@@ -56,7 +56,7 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
             try:
                 state.fetch_rest(worker.go_on)
             except (MissingError, CorruptError) as error:
-                if worker.closing:  # its files are being removed
+                if not worker.pause(0.0):  # it was closed, and its files are being removed
                     return
                 lost = CorruptFile(
                     f"the rest of the store cannot be fetched: {error}", blob=str(error.where.get("blob"))
@@ -64,7 +64,7 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
                 store.give_up(lost)
                 return
             except (StatemgrError, OSError) as error:
-                if str(error) != told and not worker.closing:
+                if str(error) != told:
                     told = str(error)
                     log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
                 worker.pause(_PAUSE_S)

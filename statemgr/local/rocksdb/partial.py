@@ -82,7 +82,7 @@ class PartialStore(RocksDbStore):
         with translated("cannot scan", self._directory):
             scan = PartialScan(self._db, start, end, self._directory, self.supply)
         self._scans.add(scan)  # type: ignore[arg-type]
-        return scan  # type: ignore[return-value]
+        return scan
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         delete = super().delete_range  # without an end, it looks for the last key
@@ -135,9 +135,9 @@ class PartialStore(RocksDbStore):
 class PartialScan(Iterator[tuple[bytes, bytes]]):
     """Items with ``start`` ≤ key < ``end`` at the time of the call, whatever is written between two holes.
 
-    The buffers of a RocksDB iterator may have the zeros of other holes, so after a hole there is a new one. If something
-    was written since the call, only the first iterator knows what there was before. Then another one reads the block
-    into RocksDB's cache, where the first one finds it.
+    The buffers of a RocksDB iterator may have the zeros of other holes, so after a hole there is a new one. If
+    something was written since the call, only the first iterator knows what there was before. Then another one reads
+    the block into RocksDB's cache, where the first one finds it.
     """
 
     def __init__(
