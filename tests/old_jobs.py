@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -158,12 +159,25 @@ class Adopter:
 
 
 def state(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[Mapping[str, int]]]:
-    """Return the state of every task by store, and its input offsets, as the new job opens them."""
-    states, offsets = [], []
+    """Return the state of every task by store, and its input offsets, as the new job opens them. What a local copy has
+    must be what the backends have."""
+    states, offsets, restored = opened(config)
+    if "local" in restored:
+        place = Path(str(config.state_dir)) / "elsewhere" / uuid4().hex
+        elsewhere = opened(JobConfig.from_mapping(config.to_mapping(), {"state.dir": str(place)}))
+        assert (states, offsets) == elsewhere[:2]
+        assert "local" not in elsewhere[2]
+    return states, offsets
+
+
+def opened(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[Mapping[str, int]], set[str]]:
+    """Return the state of every task by store, its input offsets, and what the stores were restored from."""
+    states, offsets, restored = [], [], set()
     with StateManager(config) as manager:
         for number in range(config.tasks):
             with manager.open_task(f"Partition {number}") as task:
                 assert task.last_checkpoint is not None
+                restored.update(one.factory for one in task.restored)
                 states.append(
                     {
                         name: dict(task.store(name, key_serde="bytes", value_serde="bytes").range())
@@ -171,7 +185,7 @@ def state(config: JobConfig) -> tuple[list[dict[str, dict[bytes, bytes]]], list[
                     }
                 )
                 offsets.append(dict(task.last_checkpoint.input_offsets))
-    return states, offsets
+    return states, offsets, restored
 
 
 def whole(config: JobConfig, store: str) -> dict[bytes, bytes]:

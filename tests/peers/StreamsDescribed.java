@@ -115,11 +115,16 @@ public class StreamsDescribed {
 
   /** Whether the offsets of its topics are committed, to the ends; of those that it writes, to the mark of a commit. */
   static boolean read(Admin admin, String group, Set<String> topics) throws Exception {
+    return read(admin, group, topics, 1);
+  }
+
+  /** The same, with so many marks of commits at the ends of the topics that it writes. */
+  static boolean read(Admin admin, String group, Set<String> topics, long marks) throws Exception {
     Map<TopicPartition, Long> committed = committed(admin, group);
     Set<String> own = own(admin, group);
     own.removeIf(topic -> topic.endsWith("-changelog"));
     for (Map.Entry<TopicPartition, Long> end : ends(admin, own).entrySet())
-      if (end.getValue() - 1 > committed.getOrDefault(end.getKey(), 0L)) return false;
+      if (end.getValue() - marks > committed.getOrDefault(end.getKey(), 0L)) return false;
     for (Map.Entry<TopicPartition, Long> end : ends(admin, topics).entrySet())
       if (end.getValue() > committed.getOrDefault(end.getKey(), 0L)) return false;
     return true;

@@ -1,5 +1,6 @@
 // Applications of the DSL of Kafka Streams, for tests: StreamsShapes BROKER APPLICATION TOPIC KIND COUNT [FILE].
-// Keys and values are strings. It writes what its stores of windows have to FILE, and ends when COUNT rows of TOPIC (and of TOPIC-left of a join) are processed.
+// Keys and values are strings. It writes what its stores of windows have to FILE, and ends when COUNT rows of TOPIC (and of TOPIC-left of a join) are processed,
+// and no row waits in its input or in a topic of its own.
 // Kinds: group (count by the value, through a repartition topic); suppress (a named suppression of a named count);
 // join (a named foreign-key join: the values of TOPIC-left are keys of TOPIC); hopping (windows whose changelog is only
 // compacted); versioned (a versioned table whose changelog has no lag of compaction); table (a source table under
@@ -15,6 +16,7 @@ import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.ConcurrentSkipListSet;
 import java.util.concurrent.CountDownLatch;
+import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
@@ -47,6 +49,8 @@ public class StreamsShapes {
 
   public static void main(String[] arguments) throws Exception {
     String topic = arguments[2];
+    Set<String> inputs =
+        Set.of("join", "table").contains(arguments[3]) ? Set.of(topic, topic + "-left") : Set.of(topic);
     CountDownLatch left = new CountDownLatch(Integer.parseInt(arguments[4]));
     Properties settings = new Properties();
     settings.put("bootstrap.servers", arguments[0]);
@@ -148,7 +152,9 @@ public class StreamsShapes {
             });
     streams.start();
     left.await();
-    Thread.sleep(1000); // what the last rows wrote to topics of the application is read again
+    try (Admin admin = Admin.create(Map.of("bootstrap.servers", arguments[0]))) {
+      while (!StreamsDescribed.read(admin, arguments[1], inputs, 0)) Thread.sleep(50);
+    }
     if (arguments.length > 5) Files.write(Path.of(arguments[5]), content(streams));
     if (!streams.close(Duration.ofSeconds(60))) Runtime.getRuntime().halt(1);
     System.exit(0);

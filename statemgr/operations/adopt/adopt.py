@@ -5,8 +5,8 @@ Steps, which write nothing to the old job's topics unless the changelogs are ado
 1. look at the old job (``look``), and check that the configuration suits it
 2. refuse a job that has checkpoints, then take the job over (``open_job``), and reserve its tasks: until step 5 nobody
    else may open them
-3. copy each changelog to the job's own, with plain keys and values (``copying``), and store each snapshot as the
-   job's own (``snapshots``)
+3. copy each changelog to the job's own, with plain keys and values (``copying``), and to this machine
+   (``local_copies``), and store each snapshot as the job's own (``snapshots``)
 4. look again: the old job must not have moved
 5. publish the first checkpoint of all tasks in one transaction (``publish``): input offsets, and a marker for each
    store at the end of its changelog, or of its snapshot; and a record of where the old job was (``adopted_job``)
@@ -18,7 +18,7 @@ A run after step 5 finds that record, and reports the success of the earlier run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,14 +31,16 @@ from statemgr.flows.opening.opening_checks import refuse_lost_job
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published
 from statemgr.ids import task_name
+from statemgr.local import ChangeWriter
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Layout, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.jobs.adopted_job import AdoptedJob
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.model.keys.partitioners import recorded_name
 from statemgr.operations.adopt.changelogs import running
-from statemgr.operations.adopt.copying import Copied, Copy, count
+from statemgr.operations.adopt.copying import Copied, Copy, Counts, count
 from statemgr.operations.adopt.found import OldJob, OldStore, Request
+from statemgr.operations.adopt.local_copies import LocalCopies
 from statemgr.operations.adopt.look import look
 from statemgr.operations.adopt.old_topics import OldTopics
 from statemgr.operations.adopt.repeated import recorded, repeated
@@ -93,9 +95,12 @@ def adopt(
     blobs: OldSnapshots | None = None,
     *,
     in_place: bool,
+    local_copies: bool = True,
     progress: Progress,
 ) -> Adopted:
     """Adopt the old job. Run again after a crash, it continues the copy, or finds that it has succeeded.
+
+    ``local_copies``: leave the stores on this machine, for a job that opens here.
 
     Raises: as :func:`look`; PermissionNeeded if the job has state already, or a changelog has records of others;
         TopicMisconfigured; FencedError, RetryableError; OutcomeUnknownError: run it again to find out.
@@ -111,12 +116,14 @@ def adopt(
     names = [task_name(index) for index in range(config.tasks)]
     if done := earlier(only_settled=True):  # the look may take a minute, and nobody is fenced yet
         return Adopted(None, checkpoints=done)
-    with Owner.take(services, log) as owner:  # 2
+    with ExitStack() as undo, Owner.take(services, log) as owner:  # 2
         if done := earlier(only_settled=False):
             return Adopted(None, checkpoints=done)
         refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
         _reserve(services, log, owner.publisher, names)
-        adopting = _Adopting(services, old, owner.publisher, found, progress)
+        copies = LocalCopies(services, services.ids.attempt_id(), local_copies)
+        undo.callback(copies.remove)
+        adopting = _Adopting(services, old, owner.publisher, found, copies, progress)
         copied = {store.name: adopting.store(store, in_place=in_place) for store in found.stores.values()}  # 3
         snapshots = adopting.snapshots(blobs, in_place=in_place)
         layout = Layout(1, config.tasks, recorded_name(found.producers))
@@ -124,16 +131,17 @@ def adopt(
         published = owner.published
         if done := earlier(only_settled=True):  # a run that has overtaken this one has published meanwhile
             return Adopted(None, checkpoints=done)
-        commits = _commits(services, published, found, copied, snapshots)
+        commits = _commits(services, published, found, copies, copied, snapshots)
         made = recorded(old, request, found, in_place=in_place)
         published.along = (made.encoded(config.job_name, config.job_id),)
         if look(old, services.clock, replace(request, settle_s=0.0), again=True, progress=progress) != found:  # 4
             raise running("its offsets or topics have changed during the copy")
         publish_now(owner, "the adoption", commits)  # 5 and 6
+        undo.pop_all()
     stores = {
         name: replace(store, counts=tuple(one.counts for one in copied[name])) for name, store in found.stores.items()
     }
-    notes = (*found.notes, *_restarted(old, made))
+    notes = (*found.notes, *filter(None, [copies.note]), *_restarted(old, made))
     counts = {store: [one.counts for one in of] for store, of in snapshots.items()}
     return Adopted(replace(found, stores=stores, notes=notes), counts, published.checkpoints)
 
@@ -153,6 +161,7 @@ class _Adopting:
     old: OldTopics
     publisher: Publisher
     found: OldJob
+    copies: LocalCopies
     progress: Progress
 
     def store(self, store: OldStore, *, in_place: bool) -> Sequence[Copied]:
@@ -172,7 +181,7 @@ class _Adopting:
 
     def _copied(self, store: OldStore, task: int) -> Copied:
         topic, old = self.services.config.stores[store.name].changelog_topic, store.partitions[task]
-        return Copy(
+        copy = Copy(
             self.services,
             self.old,
             self.publisher,
@@ -185,7 +194,10 @@ class _Adopting:
             self.found.decoder(store, task),
             store.proof.kind.remembers,
             self.progress,
-        ).run()
+        )
+        if copy.has_begun():  # the earlier run may have read what this one does not find any more
+            return copy.run(None)
+        return self.copies.along(store.name, task, copy.run)
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
@@ -195,16 +207,21 @@ class _Adopting:
             store.partitions[task].bounds,
         )
         decoder = self.found.decoder(store, task)
-        # read even if nothing is converted: a record without a key could never be restored
-        counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress)
-        if counts.converted or counts.skipped:
-            raise InvalidError(
-                f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
-                "new job would not understand",
-                hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
-                topic=store.topic.name,
-                partition=partition,
-            )
+
+        def read(writer: ChangeWriter | None) -> Counts:
+            # also if nothing is converted: a record without a key could never be restored
+            counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress, writer)
+            if counts.converted or counts.skipped:
+                raise InvalidError(
+                    f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
+                    "new job would not understand",
+                    hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
+                    topic=store.topic.name,
+                    partition=partition,
+                )
+            return counts
+
+        counts = self.copies.along(store.name, task, read)
         return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, end), counts)
 
 
@@ -212,11 +229,12 @@ def _commits(
     services: Services,
     published: Published,
     found: OldJob,
+    copies: LocalCopies,
     copied: Mapping[str, Sequence[Copied]],
     snapshots: Mapping[str, Sequence[AdoptedSnapshot]],
 ) -> list[PreparedCommit]:
     """The first commit of each task: nothing but input offsets and markers."""
-    config, attempt = services.config, services.ids.attempt_id()
+    config = services.config
     return [
         PreparedCommit(
             config.job_name,
@@ -224,12 +242,12 @@ def _commits(
             name,
             published.layout,
             published.epoch,
-            attempt,
+            copies.attempt,
             None,
             found.offsets(index),
             {
-                store: PreparedStore(f"{attempt}-{store}", {KAFKA_CHANGELOG: copies[index].marker})
-                for store, copies in copied.items()
+                store: PreparedStore(copies.state_id(store), {KAFKA_CHANGELOG: of[index].marker})
+                for store, of in copied.items()
             }
             | {
                 store: PreparedStore(of[index].state_id, {BLOB_STORE: _marker(of[index])})

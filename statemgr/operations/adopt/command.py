@@ -104,6 +104,11 @@ def _confirmed(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 )
 @click.option("--write", is_flag=True, help="Adopt the job. Without this option nothing is written.")
 @click.option("--in-place", is_flag=True, help="Use the old changelogs themselves instead of copies.")
+@click.option(
+    "--no-local-copy",
+    is_flag=True,
+    help="With --write: do not leave the stores below state.dir for the first opening on this machine.",
+)
 @click.option("--init", is_flag=True, help="Write the configuration of the new job to the file of --config.")
 @click.option("--name", metavar="NAME", help="With --init: the name of the new job.  [default: the old job's name]")
 @click.option("--force", is_flag=True, help="With --init: overwrite an existing file.")
@@ -136,6 +141,7 @@ def command(
     confirmed: dict[str, str | None],
     write: bool,
     in_place: bool,
+    no_local_copy: bool,
     init: bool,
     name: str | None,
     force: bool,
@@ -167,6 +173,8 @@ def command(
         raise click.UsageError("--init and --write cannot be used together: look at the file first")
     if (name or force) and not init:
         raise click.UsageError("--name and --force belong to --init")
+    if no_local_copy and not write:
+        raise click.UsageError("--no-local-copy belongs to --write: without it nothing is written")
     if init and report:
         raise click.UsageError("--report does not go with --init: nothing is counted")
     if report and not os.access(report.absolute().parent, os.W_OK):
@@ -210,7 +218,9 @@ def command(
                 found = look(old, services.clock, request, progress=progress)
             else:
                 snapshots = _open_snapshots(services, closing, blobs, progress) if blobs else None
-                run = adopt if write else partial(dry_run, counting=not no_count)
+                run = (
+                    partial(adopt, local_copies=not no_local_copy) if write else partial(dry_run, counting=not no_count)
+                )
                 log = CheckpointTopic(config, services.clock, owned=True)
                 closing.callback(log.close)
                 adopted = run(services, log, old, request, snapshots, in_place=in_place, progress=progress)

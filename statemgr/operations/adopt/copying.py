@@ -17,6 +17,7 @@ from itertools import chain
 from statemgr.backends.changelog.restore import certain_ms
 from statemgr.errors import InvalidError, PermissionNeeded, StatemgrError
 from statemgr.ids import task_name
+from statemgr.local import ChangeWriter
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.model.commit import Change
 from statemgr.operations.adopt.old_topics import Bounds, OldTopics
@@ -72,14 +73,19 @@ class Counts:
             self.size += len(key) + len(value or b"")
             yield record.offset + 1, (key, value)
 
-    def take_all(self, batch: Sequence[OldRecord], decoder: Decoder) -> int:
-        """Count a batch. Returns: the offset after it."""
-        for _ in self.take(batch, decoder):
-            pass
+    def take_all(self, batch: Sequence[OldRecord], decoder: Decoder, writer: ChangeWriter | None) -> int:
+        """Count a batch, and write its changes. Returns: the offset after it."""
+        found = [change for _, change in self.take(batch, decoder)]
+        if writer is not None:
+            writer.write(found)
         return batch[-1].offset + 1
 
-    def take_plain(self, keys: Sequence[bytes], values: Sequence[bytes | None], end: int) -> int:
-        """Count a batch of plain changes up to ``end``. Returns: that offset."""
+    def take_plain(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], end: int, writer: ChangeWriter | None
+    ) -> int:
+        """Count a batch of plain changes up to ``end``, and write them. Returns: that offset."""
+        if writer is not None:
+            writer.write(zip(keys, values, strict=True))
         found = [*filter(None, values)]
         self.records += len(keys)
         self.deletes += values.count(None) if len(found) < len(values) else 0
@@ -108,14 +114,15 @@ def count(
     bounds: Bounds,
     decoder: Decoder | None,
     progress: Progress,
+    writer: ChangeWriter | None = None,
 ) -> Counts:
-    """Read a partition whole. Raises: InvalidError, CorruptRecord, UnavailableError."""
+    """Read a partition whole. ``writer``: takes all changes. Raises: InvalidError, CorruptRecord, UnavailableError."""
     counts, end = Counts(), bounds.start
     place = topic.name, partition, bounds.start, bounds.end
     if decoder is None:
-        batches = (counts.take_plain(*batch) for batch in old.changes(*place))
+        batches = (counts.take_plain(*batch, writer) for batch in old.changes(*place))
     else:
-        batches = (counts.take_all(batch, decoder) for batch in old.records(*place))
+        batches = (counts.take_all(batch, decoder, writer) for batch in old.records(*place))
     with _place(store, topic, partition):
         for end in batches:
             progress(f"count {store} {partition}", end - bounds.start, bounds.end - bounds.start)
@@ -173,8 +180,12 @@ class Copy:
     remembers: bool
     progress: Progress
 
-    def run(self) -> Copied:
-        """Copy, or continue a copy.
+    def has_begun(self) -> bool:
+        """Whether an earlier run has copied records. Raises: PermissionNeeded, UnavailableError, AccessDenied."""
+        return self._done() is not None
+
+    def run(self, writer: ChangeWriter | None) -> Copied:
+        """Copy, or continue a copy. ``writer``: takes all changes of a copy that has not begun.
 
         Raises: PermissionNeeded if the new changelog has records of others; InvalidError if a record cannot be adopted,
             or the copy took too long; RetryableError, OutcomeUnknownError, FencedError.
@@ -183,11 +194,14 @@ class Copy:
         config = self.services.config
         announce(Phase.COPY, f"{task_name(self.partition)}/{self.store}", config.job_key)
         done = self._done()
+        assert writer is None or done is None
         if done is None:
             done = _Progress(self.source.topic_id, self.bounds.start, self.services.changelog().time_ms())
         counts, total = Counts(), self.bounds.end - self.bounds.start
         for offset, changes in self._transactions(done.offset, counts):
             done = _Progress(done.topic_id, offset, done.began_ms)
+            if writer is not None:
+                writer.write(changes)
             self._send(changes, done)
             announce(Phase.COPIED, f"{task_name(self.partition)}/{self.store}", config.job_key)
             self.progress(f"copy {name}", offset - self.bounds.start, total)

@@ -30,16 +30,28 @@ STATE = [{f"{task}-{n}".encode(): b"value %d" % n for n in range(1200)} for task
 #: Phases, each with the occurrence at which the process is struck; those of the second tuple only by ``heavy`` tests.
 CORE = ((Phase.FENCE, 1), (Phase.COPIED, 2), (Phase.COMMIT_TRANSACTION, 1), (Phase.ACKNOWLEDGED, 1))
 REST = (
+    (Phase.REPLAY, 1),
     (Phase.COPY, 1),
     (Phase.COPIED, 1),
+    (Phase.SWAP, 1),
     (Phase.COPY, 2),
+    (Phase.SWAP, 2),
     (Phase.READ_TOPIC, 1),
     (Phase.BEGIN, 1),
     (Phase.SEND_CHANGELOG, 1),
     (Phase.SEND_CHECKPOINT, 1),
 )
-#: Phases of an adoption in place.
-IN_PLACE = (Phase.FENCE, Phase.READ_TOPIC, Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION, Phase.ACKNOWLEDGED)
+#: Phases of an adoption in place; the first one is the end of the second task's local copy.
+IN_PLACE = (
+    (Phase.SWAP, 2),
+    (Phase.FENCE, 1),
+    (Phase.REPLAY, 1),
+    (Phase.SWAP, 1),
+    (Phase.READ_TOPIC, 1),
+    (Phase.SEND_CHECKPOINT, 1),
+    (Phase.COMMIT_TRANSACTION, 1),
+    (Phase.ACKNOWLEDGED, 1),
+)
 
 
 def start(
@@ -82,6 +94,8 @@ class Old:
         """Complete the adoption, and check it."""
         self.adopter.run("--write", *self.how)
         assert "already adopted" in self.adopter.run("--write", *self.how)
+        left = [name for name in Path(str(self.config.state_dir)).glob("**/committed/*") if name.is_dir()]
+        assert len(left) <= len(STATE), "the local copies of a run that was killed are removed"
         offsets = [{f"{self.name}-in-{n}": 0} for n in (0, 1)]
         assert state(self.config) == ([{"totals": of} for of in STATE], offsets)
         assert ends(self.kafka, f"{self.name}-totals") == self.before
@@ -122,11 +136,14 @@ def test_killed_at_other_steps(kafka: KafkaServer, tmp_path: Path, phase: Phase,
     _killed(stopped(kafka, tmp_path), phase, number)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("phase", IN_PLACE)
-def test_killed_in_an_adoption_in_place(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [pytest.param(*step, marks=() if step is IN_PLACE[0] else pytest.mark.heavy) for step in IN_PLACE],
+    ids=ids(IN_PLACE),
+)
+def test_killed_in_an_adoption_in_place(kafka: KafkaServer, tmp_path: Path, phase: Phase, number: int) -> None:
     """The same for an adoption in place: the old changelog has no record more."""
-    _killed(stopped(kafka, tmp_path, "--in-place"), phase, 1)
+    _killed(stopped(kafka, tmp_path, "--in-place"), phase, number)
 
 
 def _killed(old: Old, phase: Phase, number: int) -> None:
