@@ -29,6 +29,7 @@ from statemgr.local.executors import Threads
 from statemgr.local.process import this_process
 from statemgr.local.shared_directories import Scratch
 from statemgr.model.blob_counts import counts_of
+from statemgr.os_errors import translated
 from statemgr.ports import (
     BackupManager,
     BlobStore,
@@ -139,7 +140,8 @@ class _Wiring:
         self._made: dict[str, Any] = {}
         self._to_close: list[Callable[[], None]] = []
         self._backends: list[StateBackend] = []
-        job = private_directories.check(config.state_dir, config.job_name, config.job_id)
+        with translated("cannot use state.dir", config.state_dir):
+            job = private_directories.check(config.state_dir, config.job_name, config.job_id)
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
         self.services = Services(
             config=config,

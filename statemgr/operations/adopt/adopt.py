@@ -195,9 +195,8 @@ class _Adopting:
             store.proof.kind.remembers,
             self.progress,
         )
-        if copy.has_begun():  # the earlier run may have read what this one does not find any more
-            return copy.run(None)
-        return self.copies.along(store.name, task, copy.run)
+        # what an earlier run has copied is not read again, and compaction may have changed it
+        return self.copies.along(store.name, task, copy.run, whole=not copy.has_begun())
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""

@@ -17,7 +17,7 @@ from statemgr.errors import AccessDenied, DiskFull, StatemgrError
 from statemgr.ids import task_name
 from statemgr.local import ChangeWriter, bulk_writer
 from statemgr.phases import Phase
-from statemgr.ports import LocalDirectories
+from statemgr.ports import LocalDirectories, StoreIdentity
 from statemgr.services import Services
 
 T = TypeVar("T")
@@ -44,31 +44,37 @@ class LocalCopies:
         """The ID of the state of a store that was adopted from its changelog."""
         return f"{self.attempt}-{store}"
 
-    def along(self, store: str, task: int, read: Callable[[ChangeWriter | None], T]) -> T:
+    def along(self, store: str, task: int, read: Callable[[ChangeWriter | None], T], *, whole: bool = True) -> T:
         """Make the copy of a store with ``read``, which gives every change to the writer, if there is one.
 
-        Without room for a copy, ``read`` is called again, without a writer. Raises: as ``read``.
+        Without room for a copy, ``read`` is called again, without a writer. ``whole``: whether it reads every change.
+        Raises: as ``read``.
         """
-        if not self.wanted:
-            return read(None)
-        config, identity = self.services.config.stores[store], self.services.identity(task_name(task), store)
-        directories = self.services.directories(identity.task, store)
+        directories = self.services.directories(task_name(task), store)
         try:
             directories.keep_only(())  # the job has no checkpoint: what is here was left by a run that was killed
-            staging = directories.staging()
-            try:
-                identity.announce(Phase.REPLAY)
-                with bulk_writer(config.type, staging, config.rocksdb) as writer:
-                    found = read(writer)
-                identity.announce(Phase.SWAP)
-                directories.adopt(staging, self.state_id(store), None)
-                self._made.append((directories, self.state_id(store)))
-            finally:
-                directories.discard(staging)
-        except (AccessDenied, DiskFull) as error:  # Kafka denies it again
-            self.note = f"there is no local copy, so that the first opening reads the changelogs: {error}"
+            if self.wanted and whole:
+                return self._copied(self.services.identity(task_name(task), store), directories, read)
+        except (AccessDenied, DiskFull) as error:  # if Kafka denies it, it does so again
+            if self.wanted:
+                self.note = f"there is no local copy, so that the first opening reads the changelogs: {error}"
             self.remove()
-            return read(None)
+        return read(None)
+
+    def _copied(
+        self, identity: StoreIdentity, directories: LocalDirectories, read: Callable[[ChangeWriter | None], T]
+    ) -> T:
+        config, state_id = self.services.config.stores[identity.store], self.state_id(identity.store)
+        staging = directories.staging()
+        try:
+            identity.announce(Phase.REPLAY)
+            with bulk_writer(config.type, staging, config.rocksdb) as writer:
+                found = read(writer)
+            identity.announce(Phase.SWAP)
+            directories.adopt(staging, state_id, None)
+            self._made.append((directories, state_id))
+        finally:
+            directories.discard(staging)
         return found
 
     def remove(self) -> None:

@@ -12,7 +12,9 @@ import pytest
 from statemgr import StateManager
 from statemgr.errors import StatemgrError
 from statemgr.testing.memory_servers import MemoryServers
+from statemgr.wiring import open_services
 from tests.commits import TASK
+from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -83,3 +85,11 @@ def test_a_directory_in_place_of_any_file(servers: MemoryServers) -> None:
             if found != expected:
                 unlike[kind] = found
     assert not unlike
+
+
+def test_a_file_in_place_of_the_directory_itself(servers: MemoryServers, tmp_path: Path) -> None:
+    """A state.dir below a file is a typed error, at the first look at it."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StatemgrError, match=r"cannot use state\.dir"):
+        open_services(with_changes(servers.config, state__dir=str(tmp_path / "file" / "state")))
+    assert (tmp_path / "file").read_text() == "mine"
