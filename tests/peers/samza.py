@@ -114,8 +114,8 @@ class SamzaJob:
         """Return the settings of a store, but for its changelog."""
         factory = "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory"
         backends = dict.fromkeys(("backup.factories", "restore.factories"), ",".join(self.backends))
-        # Samza sends what its cache has when it commits, and asks for the end of the changelog without waiting for that:
-        # on a busy machine, the checkpoint may then have an older end
+        # Samza sends what its cache has when it commits, and does not wait for that before it asks where the changelog
+        # ends: on a busy machine, the checkpoint may then have an older end
         uncached = {"object.cache.size": "0", "write.batch.size": "0"}
         settings = {"factory": factory, "key.serde": "string", "msg.serde": "string", **backends, **uncached}
         return {f"stores.{name}.{key}": value for key, value in settings.items()}

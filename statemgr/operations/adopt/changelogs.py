@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from statemgr.backends.changelog.restore import certain_ms
 from statemgr.errors import AccessDenied, InvalidError, LayoutMismatch, MissingState
+from statemgr.ids import task_name
 from statemgr.operations.adopt.found import OldJob, OldPartition, Request
 from statemgr.operations.adopt.names import check_given, named, our_name
 from statemgr.operations.adopt.old_topics import Bounds, OldTopics
@@ -224,11 +225,20 @@ def tail_notes(found: OldJob) -> Iterator[str]:
             "one, docs/migrating.md says how to adopt it"
         )
     for store in found.stores.values():
-        left_out = sum(partition.bounds.end - partition.end for partition in store.partitions)
+        left_out = {
+            task: one.bounds.end - one.end for task, one in enumerate(store.partitions) if one.bounds.end > one.end
+        }
         if left_out:
             yield (
-                f"store {store.name}: {left_out} records after the old job's checkpoints were not committed; they are "
-                "left out, and made again from the input"
+                f"store {store.name}: {sum(left_out.values())} records after the old job's checkpoints were not "
+                "committed; they are left out, and made again from the input"
+            )
+        unexplained = [task_name(task) for task in left_out if not found.behind_in(task)]
+        if unexplained:
+            yield (
+                f"store {store.name}: {listed(unexplained)} has such records, but no input that could make them again: "
+                "the checkpoint may have an older end of the changelog than the old job had. The old job would restore "
+                "the same older state. Compare its totals before you start the new job"
             )
         if found.has_checkpoints and not all(partition.is_exact for partition in store.partitions):
             yield (

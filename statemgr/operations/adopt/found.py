@@ -156,6 +156,10 @@ class OldJob:
         """Input records that follow the adopted offsets, at most: the marks of transactions count, too."""
         return sum(one.behind for one in self.inputs.values())
 
+    def behind_in(self, task: int) -> int:
+        """The same in one task."""
+        return sum(one.behind for source, one in self.inputs.items() if _partition(source) == task)
+
     @property
     def doubled_at_most(self) -> int:
         """Input records that the new job processes although the adopted state may have their effects already.

@@ -13,7 +13,9 @@ import pytest
 
 from statemgr.errors import CorruptBlob, CorruptRecord, InvalidError
 from statemgr.model.expiry import expiry_bytes
-from statemgr.operations.adopt.found import OldJob, OldStore, Proof
+from statemgr.operations.adopt.changelogs import tail_notes
+from statemgr.operations.adopt.found import OldInput, OldJob, OldPartition, OldStore, Proof
+from statemgr.operations.adopt.old_topics import Bounds
 from statemgr.operations.adopt.origins import (
     ORIGINS,
     CheckpointingOrigin,
@@ -290,6 +292,17 @@ def test_groupers_of_samza() -> None:
     for name in ("SystemStreamPartition [kafka, others, 1]", "Partition 1"):
         with pytest.raises(InvalidError, match="several groupers, or of one that makes a task of each"):
             SAMZA.checkpoints([*records, OldRecord(key_of(name), content[1], (), 2)])
+
+
+@pytest.mark.parametrize(("offset", "said"), [(9, False), (10, True)])
+def test_changes_after_a_checkpoint_that_no_input_makes_again(offset: int, said: bool) -> None:
+    """E2: Samza was seen to write a checkpoint with the newest input offset and an older end of a changelog. Changes
+    that are left out, although no input can make them again, are said to be so."""
+    store = OldStore("counts", TopicInfo("t", "id", 1, {}), (OldPartition(0, Bounds(0, 7, 7), 0, is_exact=True),))
+    inputs = {"in-0": OldInput("in-0", offset, 10)}
+    notes = "\n".join(tail_notes(OldJob(SAMZA, "job", 1, {"counts": store}, inputs, {"in": "id"}, {"in-0": offset})))
+    assert "7 records after the old job's checkpoints were not committed" in notes
+    assert ("Partition 0 has such records, but no input" in notes) is said
 
 
 def test_entries_of_samza_that_expire() -> None:
