@@ -36,7 +36,6 @@ from statemgr.errors import (
     StatemgrError,
 )
 from statemgr.flows.committing import background_snapshots
-from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.opening.restore import restore_task
 from statemgr.ids import IdSource, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -46,12 +45,12 @@ from statemgr.model.checkpoint import CheckpointKey
 from statemgr.model.checkpoint import Owner as PublishedBy
 from statemgr.operations.gc.gc import collect_garbage
 from statemgr.operations.gc.needed_blobs import find_needed_blobs
-from statemgr.operations.rollback.owner import Goal, roll_back
 from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
 from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
 from tests.simulation.scheduler import Executors, Process, Scheduler, Thread
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
@@ -63,8 +62,8 @@ DAY_S = 86_400.0
 _plugins = cache(importlib.metadata.entry_points)
 #: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
 PATIENCE_S = 3600.0
-#: Why a command finds nothing to do: the job has not begun, or has moved on meanwhile.
-_TOO_LATE = ("the checkpoint topic does not exist", "the job has no checkpoint", "is not retained")
+#: The key of each row of the input, which belongs to the first task whatever their number is.
+_ROW = b"b"
 #: The key of another job's records on the checkpoint topic.
 _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 
@@ -78,6 +77,22 @@ class Clock(SystemClock):
 
     def time_ns(self) -> int:
         return super().time_ns() + self._ahead_ns
+
+
+class _OfEachProcess:
+    """A variable of a module, which each simulated process has for itself."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._of: dict[Process, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        assert Scheduler.active is not None
+        assert Scheduler.active.current is not None
+        process = Scheduler.active.current.process
+        if process not in self._of:
+            self._of[process] = self._make()
+        return getattr(self._of[process], name)
 
 
 class History:
@@ -103,9 +118,10 @@ class History:
         #: how often an owner is the driver of an engine
         self._drivers = (0.0, 0.4, 0.9)[scheduler.decide("drivers", 3)]
         #: the tasks of the job; only a driver works on those after the first
-        self._tasks = 1 + (scheduler.decide("tasks", 3) == 0)
+        self.tasks = 1 + (scheduler.decide("tasks", 3) == 0)
         self._numbers = count()
         self.over = False
+        self.operators = Operators(self)
         #: process → the loop that runs in it
         self.loops: dict[str, ConsumerLoop] = {}
         self._lifetimes = owners or 3 + scheduler.decide("lifetimes", 5)
@@ -117,12 +133,13 @@ class History:
     def run(self) -> None:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
-        # a process begins with it as it is at first, whatever this one did before
-        background_snapshots._PATIENCE = background_snapshots._Patience()
         shm = Path("/dev/shm")
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:
-            with mock.patch.object(importlib.metadata, "entry_points", _plugins):
+            with (
+                mock.patch.object(importlib.metadata, "entry_points", _plugins),
+                mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
+            ):
                 self.scheduler.run(self._live)
         finally:
             logging.disable(logging.NOTSET)
@@ -143,12 +160,12 @@ class History:
 
     def _live(self) -> None:
         scheduler, network = self.scheduler, self.network
-        self._topic = self._config("", 0).checkpoint_topic
+        self._topic = self.config("", 0).checkpoint_topic
         self.broker = broker = Broker(network)
         with served(broker, f"memory:{self._name}"):
             self.bucket: SimulatedBlobStore = SimulatedBlobStore(SystemClock(), self._name)
             self.bucket.network = network
-            broker.create(TOPIC, self._tasks)
+            broker.create(TOPIC, self.tasks)
             add_observer(self._observe)
             try:
                 self._trouble()
@@ -174,9 +191,9 @@ class History:
                         scheduler.kill(process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
             process = Process(f"owner-{number}", machine)
-            config = self._config(machine, number)
+            config = self.config(machine, number)
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
-            if self._tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
+            if self.tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
                 kind = LoopMember
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind))
             living.append((process, thread))
@@ -193,9 +210,7 @@ class History:
         self.over = True
         for process, thread in living:
             self._stop(process)
-            self._wait(thread, PATIENCE_S)
-            if thread.is_alive():
-                raise Wrong(f"{process.name} did not end within {PATIENCE_S:.0f} s")
+            self.wait_for(thread, process.name)
             scheduler.kill(process)
 
     def _between(self, number: int) -> None:
@@ -206,11 +221,11 @@ class History:
             scheduler.sleep(26 * 3600.0)
             self._look_after_servers()
             self.broker.compact_all()
-        if scheduler.chance(f"gc after {number}", 0.25):
+        # after a rescale, gc would collect the old layout, and there would be no way back
+        if not self.operators.is_rescaled and scheduler.chance(f"gc after {number}", 0.25):
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
-        if self._tasks == 1 and scheduler.chance(f"rollback after {number}", 0.15):
-            self._in_process(f"rollback-{number}", "machine-2", partial(self._go_back, f"rollback-{number}"))
+        self.operators.act(number)
 
     def _stop(self, process: Process) -> None:
         """SIGTERM: a loop ends after its current message."""
@@ -233,7 +248,7 @@ class History:
 
     # --- the job -------------------------------------------------------------------------------------------------
 
-    def _config(self, machine: str, number: int, **more: Any) -> JobConfig:
+    def config(self, machine: str, number: int, **more: Any) -> JobConfig:
         """The configuration with which the owner of this number starts: teams move between backends."""
         decide = self.scheduler.decide
         both = list(BACKENDS)
@@ -248,7 +263,7 @@ class History:
             "state.dir": str(self._directory / machine),
             "task.backup.factories": backup,
             "task.restore.factories": both if decide(f"restore order at {number}", 2) else both[::-1],
-            "job.tasks": self._tasks,
+            "job.tasks": self.tasks,
             "task.inputs": [TOPIC],
             "task.commit.ms": 3000,
             "task.commit.timeout.ms": 20_000,
@@ -267,13 +282,17 @@ class History:
         ahead_s = (0.0, 0.0, 40.0, -40.0)[self.scheduler.decide(f"clock of {machine}", 4)]
         clock = Clock(ahead_s)
         ids = IdSource(time_ns=lambda: clock.time_ns() + next(self._numbers), token=self.scheduler.token)
-        made = open_services(config, clock, ids, Executors())
+        made = open_services(config, clock, ids, self.executors())
         return replace(made, owner=PublishedBy(machine, next(self._numbers), "simulated"))
+
+    def executors(self) -> Executors:
+        """The threads of a process."""
+        return Executors()
 
     def feed(self, end: int) -> None:
         """Let the input have records up to this offset."""
         for _ in range(self.broker.end(TOPIC, 0, only_settled=False), end):
-            self.broker.append(TOPIC, 0, b"", b"")
+            self.broker.append(TOPIC, 0, _ROW, b"")
 
     # --- peace ---------------------------------------------------------------------------------------------------
 
@@ -283,7 +302,10 @@ class History:
         scheduler.sleep(1000.0)
         self._look_after_servers()
         both = {"task.backup.factories": list(BACKENDS)}
+        if self.operators.is_rescaled:
+            self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)
+        self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
         at_once = scheduler.decide("older checkpoints at once", 2)
         if at_once:
             self._in_process("older checkpoints", "new", self._restore_retained, both)
@@ -293,25 +315,39 @@ class History:
         for factory in BACKENDS:
             alone = {**both, "task.restore.factories": [factory]}
             self._in_process(f"restore from {factory}", f"new-{factory}", self._reopen, alone)
+        if self.model.was_rescaled:  # the first collection takes the old layout from the topic, the second its blobs
+            self._in_process("gc of layouts", "machine-0", partial(self._collect, at_peace=False), both)
         self._in_process("gc", "machine-0", partial(self._collect, at_peace=True), both)
         if not at_once:
             self._in_process("older checkpoints", "new", self._restore_retained, both)
+        self._in_each_copy(self.operators.compare_copy)
+        self._in_each_copy(lambda config, position: self._collect(config, at_peace=True))
+
+    def _in_each_copy(self, work: Callable[[JobConfig, int], None]) -> None:
+        """Do something with each copy of the job, which is given with its position."""
+        for copied, position in self.operators.copies:
+            of_copy = {key: copied.to_mapping()[key] for key in ("job.name", "task.backup.factories")}
+            self._in_process(copied.job_name, "new", partial(work, position=position), of_copy)
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None
     ) -> None:
         process = Process(name, machine)
-        config = self._config(machine, 0, **(more or {}))
+        config = self.config(machine, 0, **(more or {}))
         thread = self.scheduler.start(name, process, lambda: work(config))
+        self.wait_for(thread, name)
+        self.scheduler.kill(process)
+
+    def wait_for(self, thread: Thread, name: str) -> None:
+        """Raises: Wrong if the thread does not end."""
         self._wait(thread, PATIENCE_S)
         if thread.is_alive():
             raise Wrong(f"{name} did not end within {PATIENCE_S:.0f} s")
-        self.scheduler.kill(process)
 
     def _end_well(self, config: JobConfig) -> None:
         with StateManager(config, services=self.services) as manager:
             LastOwner(self, manager, "last owner").run()
-        for number in range(1, self._tasks):
+        for number in range(1, self.tasks):
             with StateManager(config, services=self.services) as manager, manager.open_task(task_name(number)) as task:
                 self.model.compare_other(task.last_checkpoint, task)
 
@@ -325,8 +361,11 @@ class History:
         """Restore every retained checkpoint."""
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
             checkpoints = log.read()[TASK].checkpoints
-            if not min(config.retained, self.model.acks) <= len(checkpoints) <= config.retained:
-                raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained}")
+            kept = checkpoints[0].kept
+            if not min(config.retained, self.model.acks) <= len(checkpoints) <= config.retained + len(kept):
+                raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained} and {len(kept)} kept")
+            if lost := self.model.kept - {str(one.checkpoint_id) for one in checkpoints}:
+                raise Wrong(f"kept checkpoints are not there: {sorted(lost)}")
             for number, checkpoint in enumerate(checkpoints):
                 older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]
                 try:
@@ -339,31 +378,6 @@ class History:
                 for store in stores.values():
                     store.close()
                 self.model.compare_state(checkpoint.input_offsets[SOURCE], found)
-
-    def _go_back(self, name: str, config: JobConfig) -> None:
-        """An operator makes an older checkpoint current again."""
-        scheduler, model = self.scheduler, self.model
-        try:
-            with (
-                closing(self.services(config)) as services,
-                closing(CheckpointTopic(config, services.clock, owned=True)) as log,
-            ):
-                record = log.read().get(TASK)
-                if record is None:
-                    return
-                chosen = record.checkpoints[scheduler.decide(f"checkpoint of {name}", len(record.checkpoints))]
-                target = chosen.input_offsets[SOURCE]
-                scheduler.note(f"rollback to {target}")
-                model.tried[target] += 1
-                model.going_back.append(target)
-                roll_back(services, log, JobTopics(services), Goal((str(chosen.checkpoint_id),), None))
-                model.acked = min(model.acked, target)
-                model.going_back.remove(target)
-                scheduler.note(f"rolled back to {target}")
-        except StatemgrError as error:
-            scheduler.note(f"{type(error).__name__}: {error.message}")
-            if not (isinstance(error, MissingState) and any(reason in error.message for reason in _TOO_LATE)):
-                model.expect(error)
 
     def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
@@ -381,7 +395,8 @@ class History:
             if not at_peace:
                 return
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
-        left = self.bucket.names()
+        prefix = f"{config.job_name}/{config.job_id}/"
+        left = {name for name in self.bucket.names() if name.startswith(prefix)}
         if left != needed:
             raise Wrong(
                 f"after gc: {len(left - needed)} blobs too many {sorted(left - needed)[:3]}, "

@@ -1,0 +1,309 @@
+"""Operators: people who give commands about a job while its owners live.
+
+Each command runs the real code in a process of its own, which may die at any step. A command that has failed is
+repeated, and sometimes two people give it at the same time. What it returns is compared with the model at once; what it
+leaves behind, whoever opens the job next finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from statemgr import JobConfig, StateManager
+from statemgr.errors import (
+    CorruptError,
+    InvalidError,
+    LayoutMismatch,
+    MissingError,
+    MissingState,
+    OutcomeUnknownError,
+    StatemgrError,
+)
+from statemgr.flows.opening.open_job import JobTopics
+from statemgr.ids import task_name
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.operations.copy.copy import copy
+from statemgr.operations.copy.look import look
+from statemgr.operations.materialize.materialize import materialize_store, stores_of, why_not
+from statemgr.operations.migrate.verify import StoreToVerify, Verifier
+from statemgr.operations.rescale.plan import plan_rescale
+from statemgr.operations.rescale.rescale import Workers, rescale
+from statemgr.operations.rescale.undo import undo
+from statemgr.operations.rollback.owner import Goal, keep, roll_back
+from statemgr.operations.standby.process import Standby
+from statemgr.ports import no_progress
+from statemgr.reader import JobReader
+from statemgr.services import Services
+from tests.simulation.model import SOURCE, STORES, TASK, State, Wrong
+from tests.simulation.scheduler import Process, Thread
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+#: Why a command finds nothing to do: the job has not begun, or has moved on meanwhile.
+_TOO_LATE = ("the checkpoint topic does not exist", "the job has no checkpoint", "is not retained", "no checkpoint of")
+#: The partitioner of the input's producers, which the state of a single task does not show.
+_PARTITIONER = "murmur2"
+_RESCALED_TO = 2
+
+
+class Operators:
+    """Gives commands."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._scheduler, self._model = history.scheduler, history.model
+        #: the configurations of copies that were made of the job, and the position of each
+        self.copies: list[tuple[JobConfig, int]] = []
+        #: whether a rescale may be in force
+        self.is_rescaled = False
+
+    def act(self, number: int) -> None:
+        """Give one command, or none."""
+        scheduler, history = self._scheduler, self._history
+        if not scheduler.chance(f"command after {number}", 0.35):
+            return
+        commands: dict[str, Callable[[str, JobConfig], None]] = {
+            "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
+            "copy": self._copy,
+        }  # fmt: skip
+        if history.tasks == 1:
+            commands |= {"rollback": self._go_back, "keep": self._keep}
+            if not history.loops:
+                commands["rescale"] = self._rescale
+        kind = [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
+        work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
+        self._give(f"{kind}-{number}", machine, number, work)
+        if kind == "rescale":
+            for life in range(3):
+                if self.is_rescaled:
+                    self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
+
+    def _give(self, name: str, machine: str, number: int, work: Callable[[str, JobConfig], None]) -> None:
+        """Give a command until it ends well, up to three times, and sometimes twice at once."""
+        scheduler, history = self._scheduler, self._history
+        for attempt in range(3):
+            config, ended = history.config(machine, number), list[str]()
+            threads: list[tuple[Process, Thread]] = []
+            for twin in range(1 + (scheduler.decide(f"twice {name}", 5) == 0)):
+                moment = f"{name}-{attempt}{'-twin' * twin}"
+                process = Process(moment, machine)
+
+                def give(moment: str = moment, config: JobConfig = config) -> None:
+                    with self._tolerant():
+                        work(moment, config)
+                        ended.append(moment)
+
+                scheduler.note(f"{moment} begins")
+                threads.append((process, scheduler.start(moment, process, give)))
+            for process, thread in threads:
+                history.wait_for(thread, process.name)
+                scheduler.kill(process)
+            if ended:
+                return
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A command may fail, as the situation explains."""
+        try:
+            yield
+        except StatemgrError as error:
+            self._scheduler.note(f"{type(error).__name__}: {error.message}")
+            if isinstance(error, MissingState) and any(reason in error.message for reason in _TOO_LATE):
+                return
+            if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
+                return
+            self._model.expect(error)
+
+    @contextmanager
+    def _opened(self, config: JobConfig, *, owned: bool = False) -> Iterator[tuple[Services, CheckpointTopic]]:
+        with (
+            closing(self._history.services(config)) as services,
+            closing(CheckpointTopic(config, services.clock, owned=owned)) as log,
+        ):
+            yield services, log
+
+    # --- commands that fence nobody ------------------------------------------------------------------------------
+
+    def _materialize(self, moment: str, config: JobConfig) -> None:
+        """Build first snapshots from changelogs, and offer them."""
+        if config.snapshot_interval.is_every_commit:
+            return
+        with self._opened(config) as (services, log):
+            records = log.read()
+            for task, store in stores_of(services, records):
+                current = records[task].current
+                if current.marker("kafka-changelog", store) and not why_not(services, log, records[task], store, again=False):
+                    made = materialize_store(services, log, task, store, no_progress)
+                    self._scheduler.note(f"{task} {store}: {'offered' if made.offered else made.reason}")
+
+    def _read(self, moment: str, config: JobConfig) -> None:
+        """Read what is published, as an application of somebody else does."""
+        with JobReader(config, services=self._history.services) as reader:
+            record = reader.records().get(TASK)
+            if record is None:
+                return
+            checkpoint, found = record.current, dict[str, dict[bytes, bytes]]()
+            try:
+                for store in STORES:
+                    found[store] = dict(chain.from_iterable(reader.scan(record, checkpoint, store)))
+            except (MissingError, CorruptError):
+                if reader.records()[TASK].current == checkpoint:
+                    raise
+                return  # the job has moved on meanwhile
+        self._model.compare_state(checkpoint.input_offsets[SOURCE], found)
+
+    def _follow(self, moment: str, config: JobConfig) -> None:
+        """Follow the job for a while, so that a task can open here without a restore."""
+        with Standby(config, (), services=self._history.services) as standby:
+            for turn in range(3):
+                for followed in standby.once():
+                    if followed.error is not None:
+                        self._scheduler.note(f"standby: {followed.error}")
+                        if not isinstance(followed.error, MissingError | CorruptError):  # the job may have moved on
+                            self._model.expect(followed.error)
+                self._scheduler.sleep(1.0 + self._scheduler.decide(f"rest {moment} {turn}", 10))
+
+    def _verify(self, moment: str, config: JobConfig) -> None:
+        """Compare what the backends have."""
+        with self._opened(config) as (services, log), self._workers(config) as workers:
+            verifier = Verifier(services, workers.submit, no_progress, processes=2, differences=3)
+            for record in log.read().values():
+                for store in record.current.stores:
+                    markers = record.current.state_checkpoint_markers
+                    factories = tuple(sorted(name for name, has in markers.items() if store in has))
+                    if len(factories) < 2:
+                        continue
+                    try:
+                        verified = verifier.verify(StoreToVerify(record, record.current, store, factories))
+                    except (MissingError, CorruptError):
+                        if log.read()[record.task].current == record.current:
+                            raise
+                        continue  # the job has dropped it meanwhile
+                    self._scheduler.note(f"{record.task} {store}: {'equal' if verified.equal else 'not equal'}")
+                    if not verified.equal and verified.problem is None:
+                        raise Wrong(f"the backends differ: {verified.differences}")
+
+    def _copy(self, moment: str, config: JobConfig) -> None:
+        """Clone the job into a new one."""
+        target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": f"{config.job_name}-{moment}"})
+        with (
+            closing(self._history.services(config)) as source,
+            self._opened(target_config, owned=True) as (target, log),
+            JobReader(config, services=self._history.services) as reader,
+        ):
+            try:
+                tasks = look(source, target, reader.records(), log, ())
+                positions = {one.checkpoint.input_offsets[SOURCE] for one in tasks}
+                copied = copy(source, target, log, tasks, no_progress)
+            except (MissingError, CorruptError) as error:
+                self._scheduler.note(f"{type(error).__name__}: {error.message}")
+                return  # the job may have dropped the checkpoint meanwhile
+        (position,) = positions
+        self._scheduler.note(f"copied {position} to {target_config.job_name}")
+        assert len(copied.checkpoints) == self._history.tasks
+        self.copies.append((target_config, position))
+
+    def compare_copy(self, config: JobConfig, position: int) -> None:
+        """A copy has what it had at first."""
+        with StateManager(config, services=self._history.services) as manager, manager.open_task(TASK) as task:
+            checkpoint = task.last_checkpoint
+            if checkpoint is None or checkpoint.input_offsets[SOURCE] != position:
+                raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
+            self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
+
+    # --- commands that fence -------------------------------------------------------------------------------------
+
+    def _go_back(self, moment: str, config: JobConfig) -> None:
+        """Make an older checkpoint current again."""
+        model = self._model
+        with self._opened(config, owned=True) as (services, log):
+            record = log.read().get(TASK)
+            if record is None:
+                return
+            chosen = record.checkpoints[self._scheduler.decide(f"checkpoint of {moment}", len(record.checkpoints))]
+            target = chosen.input_offsets[SOURCE]
+            self._scheduler.note(f"rollback to {target}")
+            model.tried[target] += 1
+            model.going_back.append(target)
+            roll_back(services, log, JobTopics(services), Goal((str(chosen.checkpoint_id),), None))
+            model.acked = min(model.acked, target)
+            model.going_back.remove(target)
+            self._scheduler.note(f"rolled back to {target}")
+
+    def _keep(self, moment: str, config: JobConfig) -> None:
+        """Keep a checkpoint beyond the retention, or the ones that are kept no longer."""
+        model = self._model
+        with self._opened(config, owned=True) as (services, log):
+            record = log.read().get(TASK)
+            if record is None:
+                return
+            kept = record.current.kept
+            if len(kept) > 1 or (kept and self._scheduler.decide(f"no longer {moment}", 2)):
+                wanted, is_kept = kept[0], False
+            else:
+                chosen = record.checkpoints[self._scheduler.decide(f"checkpoint of {moment}", len(record.checkpoints))]
+                wanted, is_kept = str(chosen.checkpoint_id), True
+            model.kept.discard(wanted)
+            keep(services, log, JobTopics(services), wanted, is_kept=is_kept)
+            if is_kept:
+                model.kept.add(wanted)
+            self._scheduler.note(f"{'keeps' if is_kept else 'keeps no longer'} {wanted}")
+
+    def _rescale(self, moment: str, config: JobConfig) -> None:
+        """Give the job two tasks, and look at them."""
+        history, model = self._history, self._model
+        with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
+            acked = model.acked
+            records = log.read()
+            if records and len(records) == _RESCALED_TO:
+                return
+            plan = plan_rescale(config, records, _RESCALED_TO, None)
+            self.is_rescaled = model.was_rescaled = True
+            done = rescale(services, log, _RESCALED_TO, workers, no_progress, chosen=_PARTITIONER)
+        self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
+        found: State = {store: {} for store in STORES}
+        for number in range(_RESCALED_TO):
+            with (
+                StateManager(plan.new_config, services=history.services) as manager,
+                manager.open_task(task_name(number)) as task,
+            ):
+                for store in STORES:
+                    mine = dict(task.store(store).range())
+                    if mine.keys() & found[store].keys():
+                        raise Wrong(f"two tasks have keys of {store}: {mine.keys() & found[store].keys()}")
+                    found[store] |= mine
+                checkpoint = task.last_checkpoint
+                assert checkpoint is not None
+                if number == 0:
+                    position = checkpoint.input_offsets[SOURCE]
+        if position < min(acked, model.acked, *model.going_back):
+            raise Wrong(f"rescaled at {position}, but {acked} was acknowledged before")
+        model.compare_state(position, found)
+
+    def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
+        """Take a rescale back."""
+        with self._opened(config, owned=True) as (services, log):
+            records = log.read()
+            if records and len(records) == 1:
+                self.is_rescaled = False
+                return
+            new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
+        with self._opened(new, owned=True) as (services, log):
+            undo(services, log, self._history.services, no_progress)
+        self.is_rescaled = False
+        self._scheduler.note("back in the old layout")
+
+    @contextmanager
+    def _workers(self, config: JobConfig) -> Iterator[Workers]:
+        """Two workers of a command, each with services of its own."""
+        with self._history.executors().pool("workers", 2) as pool:
+
+            def work(function: Callable[..., Any], *arguments: object) -> Any:
+                with closing(self._history.services(config)) as services:
+                    return function(services, *arguments)
+
+            yield Workers(lambda function, *arguments: pool.submit(work, function, *arguments), 2, self._history.services)
