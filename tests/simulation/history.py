@@ -109,10 +109,12 @@ class History:
     def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), owners: int | None = None) -> None:
         self.seed = seed
         self.scheduler = scheduler = Scheduler(seed)
-        self.network = Network(scheduler, self._faults(without))
+        self.network = network = Network(scheduler, self._faults(without))
+        scheduler.before_file = network.before_file
         self._directory = Path()
         self._name = f"simulated-{seed}"
         self.model = Model(scheduler)
+        self.model.was_damaged = lambda: "flipped bit" in self.seen
         #: what executors have prepared for the last driver
         self.prepared: list[PreparedCommit] = []
         #: how often an owner is the driver of an engine
@@ -152,7 +154,7 @@ class History:
         for kind, rates in {
             "lost_request": (0, 0.01, 0.05), "lost_answer": (0, 0.01, 0.05), "refused_record": (0, 0, 0.01),
             "kill": (0, 0.004, 0.01), "pause": (0, 0.002, 0.006), "blob_fails": (0, 0.02, 0.1), "slow": (0, 0.01, 0.03),
-            "outage": (0, 0.0005, 0.002),
+            "outage": (0, 0.0005, 0.002), "flipped_bit": (0, 0, 0.03), "disk": (0, 0, 0.003), "late_list": (0, 0, 0.3),
         }.items():  # fmt: skip
             rate = rates[self.scheduler.decide(f"rate of {kind}", 3)]
             setattr(faults, kind, 0.0 if kind in without else rate)

@@ -197,14 +197,14 @@ class Operators:
         ):
             try:
                 tasks = look(source, target, reader.records(), log, ())
-                positions = {one.checkpoint.input_offsets[SOURCE] for one in tasks}
+                position = next(one.checkpoint.input_offsets[SOURCE] for one in tasks if one.record.task == TASK)
                 copied = copy(source, target, log, tasks, no_progress)
             except (MissingError, CorruptError) as error:
                 self._scheduler.note(f"{type(error).__name__}: {error.message}")
                 return  # the job may have dropped the checkpoint meanwhile
-        (position,) = positions
         self._scheduler.note(f"copied {position} to {target_config.job_name}")
-        assert len(copied.checkpoints) == self._history.tasks
+        if len(copied.checkpoints) != len(tasks):
+            raise Wrong(f"a copy of {len(tasks)} tasks has published {len(copied.checkpoints)}")
         self.copies.append((target_config, position))
 
     def compare_copy(self, config: JobConfig, position: int) -> None:

@@ -32,8 +32,10 @@ from typing import Any
 
 #: Turns that a history may take; more of them are a loop that never waits.
 MOST_TURNS = 400_000
-#: One in so many free locks is where another thread gets a turn.
-_PREEMPT_ONE_IN = 12
+#: The part of free locks and operations on files at which another thread gets a turn.
+_PREEMPT = 1 / 12
+#: Operations on files that another process can see, and before which a process may die.
+_ON_FILES = ("fsync", "link", "mkdir", "rename", "unlink")
 #: The shortest wait, in seconds.
 _TICK_S = 1e-6
 
@@ -113,6 +115,8 @@ class Scheduler:
         self._timer_numbers = count()
         self._ready: list[_Turn] = []
         self.turns = 0
+        #: called before an operation on files, with its name
+        self.before_file: Callable[[str], None] = lambda name: None
         self._digest = blake2b(digest_size=16)
         self._over = _allocate_lock()
         self._over.acquire()
@@ -218,6 +222,11 @@ class Scheduler:
             self._ready.append(turn)
             self._give_turn()
 
+    def may_point(self) -> None:
+        """Let another thread have the turn, rarely."""
+        if self._random.random() < _PREEMPT:
+            self.point()
+
     def block(self, wake_at: float | None = None) -> bool:
         """Wait until :meth:`wake`, or until a time. Returns: whether it was woken."""
         turn = self.current
@@ -283,7 +292,7 @@ class Scheduler:
             if len(able) < len(self._ready):
                 self._ready = [t for t in self._ready if t.process.alive]
             if able:
-                chosen = able[self._random.randrange(len(able))] if len(able) > 1 else able[0]
+                chosen = able[int(self._random.random() * len(able))] if len(able) > 1 else able[0]
                 self._ready.remove(chosen)
                 chosen.ready = True
                 return chosen
@@ -337,6 +346,16 @@ class Scheduler:
         if self.current is not None:
             self.current.process.locked_files.discard(descriptor)
 
+    def _on_file(self, name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def operation(*args: Any, **more: Any) -> Any:
+            if self.current is not None and self.current.process is not self.world and not self._unwinding:
+                self.before_file(name)
+            return real(*args, **more)
+
+        return operation
+
     @contextmanager
     def _installed(self) -> Iterator[None]:
         serial = count()
@@ -362,6 +381,7 @@ class Scheduler:
             (uuid, "uuid4", lambda: uuid.UUID(bytes=self._bytes["uuid4"].randbytes(16), version=4)),
             (fcntl, "flock", self._flock),
             (os, "close", self._close),
+            *((os, name, self._on_file(name)) for name in _ON_FILES),
             (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
             (Future, "__init__", new_future),
             # sets of futures, and locks of futures in the order of their addresses, would differ between runs
@@ -415,7 +435,7 @@ class Lock:
             if blocking:
                 raise Unwound
             return True
-        if not self._held and blocking and self._preempts and scheduler._random.randrange(_PREEMPT_ONE_IN) == 0:
+        if not self._held and blocking and self._preempts and scheduler._random.random() < _PREEMPT:
             scheduler.point()
         if self._held and (not blocking or not self._wait(scheduler, scheduler.current, timeout)):
             return False

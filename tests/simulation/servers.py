@@ -6,10 +6,12 @@ get lost, or let time pass. What a call does on the server happens at once, or n
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -44,6 +46,9 @@ class Faults:
     blob_fails: float = 0.0
     slow: float = 0.0
     outage: float = 0.0
+    flipped_bit: float = 0.0
+    disk: float = 0.0
+    late_list: float = 0.0
 
 
 @dataclass
@@ -114,6 +119,15 @@ class Network:
         self.step(f"{what}, answered")
         return result
 
+    def before_file(self, name: str) -> None:
+        """An operation on files, which may fail. Raises: OSError."""
+        moment = self.step(f"file {name}")
+        if name != "unlink" and self.scheduler.chance(f"disk {moment}", self.faults.disk):
+            number = (errno.ENOSPC, errno.EIO)[self.scheduler.decide(f"error {moment}", 2)]
+            self.happened("disk error", f"{name} fails: {os.strerror(number)}")
+            raise OSError(number, os.strerror(number))
+        self.scheduler.may_point()
+
     def is_out(self, what: str) -> bool:
         """Whether the server of a request cannot be reached."""
         return self.scheduler.now < self._out.get(_server(what), 0.0) and self.faults.outage > 0
@@ -142,6 +156,8 @@ def _no_answer(what: str) -> KafkaException:
     return KafkaException(_TIMED_OUT)
 
 
+#: How much older than now a list may be.
+_LIST_LAG_MS = 60_000
 #: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
 _REMEMBERED_S = 600.0
 #: Seconds of silence after which a consumer group gives up a member.
@@ -413,6 +429,13 @@ class SimulatedBlobStore(MemoryBlobStore):
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
         self._call("get", lambda: super(SimulatedBlobStore, self).stat(blob_id))
         with super().get(blob_id, offset, length) as reader:
+            moment, scheduler = self.network.step("blob-body"), self.network.scheduler
+            if scheduler.chance(f"flipped {moment}", self.network.faults.flipped_bit):
+                body = bytearray(reader.read())
+                if body:
+                    self.network.happened("flipped bit", f"a bit of {blob_id} is wrong")
+                    body[scheduler.decide(f"byte {moment}", len(body))] ^= 1 << scheduler.decide(f"bit {moment}", 8)
+                reader = BytesReader(memoryview(body))
             yield reader
 
     def delete(self, blob_id: str) -> None:
@@ -425,7 +448,11 @@ class SimulatedBlobStore(MemoryBlobStore):
         return self._call("stat", lambda: super(SimulatedBlobStore, self).stat(blob_id))
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        return self._call("list", lambda: super(SimulatedBlobStore, self).list(prefix, token))
+        page = self._call("list", lambda: super(SimulatedBlobStore, self).list(prefix, token))
+        if not self.network.scheduler.chance(self.network.step("blob-list, page"), self.network.faults.late_list):
+            return page
+        before_ms = self.time_ms() - _LIST_LAG_MS
+        return replace(page, blobs=[blob for blob in page.blobs if blob.modified_ms < before_ms])
 
 
 @contextmanager

@@ -69,6 +69,13 @@ class _Keep(Goal):
     is_kept: bool = True
 
     def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+        (checkpoint_id,) = self.checkpoint_ids
+        if not any(record.find(checkpoint_id) for record in records.values()):
+            raise MissingState(
+                f"checkpoint {checkpoint_id} is not retained any more: the job has committed meanwhile",
+                hint="run `statemgr checkpoints list`, and choose a newer checkpoint",
+                task=self.task,
+            )
         return {task: records[task].current for task in tasks if task in records}
 
     def kept(self, record: CheckpointRecord) -> tuple[str, ...]:

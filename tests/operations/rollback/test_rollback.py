@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
 from statemgr.errors import FencedError
+from statemgr.flows.owner import Owner
 from statemgr.kafka import topics
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker
@@ -386,6 +388,27 @@ def test_a_tagged_checkpoint_outlives_retention_and_gc(kafka: KafkaServer, tmp_p
     check_state(config, states[0] | {b"after": b"1"})
     assert blob_files(tmp_path, expiring=False) == referenced(config), "nothing else is left"
     assert run(config, "tag", kept, "--keep").exit_code == 4
+
+
+def test_a_checkpoint_that_is_dropped_before_it_is_kept(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job commits between the look at the topic and the fence. Nothing is kept, so that is no success."""
+    config = job(kafka, tmp_path, task__checkpoint__retained=2)
+    history(config, 2)
+    oldest, fence = identity_of(config, 1), Owner.take.__func__  # type: ignore[attr-defined]
+
+    def late(cls: type[Owner], *args: Any, **more: Any) -> Owner:
+        monkeypatch.undo()
+        commit(config, {b"meanwhile": b"1"}, 9)
+        return fence(cls, *args, **more)  # type: ignore[no-any-return]
+
+    write_toml(config, tmp_path / "job.toml")
+    monkeypatch.setattr(Owner, "take", classmethod(late))
+    arguments = ["checkpoints", "tag", oldest, "--keep", "--config", str(tmp_path / "job.toml")]
+    refused = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert refused.exit_code == 4
+    assert "not retained any more" in refused.stderr
 
 
 def test_a_tag_of_a_whole_job(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
