@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 
 from statemgr.blobs import memory
+from statemgr.blobs.body import BytesReader
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.kafka.clients import INSTEAD
@@ -427,12 +428,12 @@ class SimulatedBlobStore(MemoryBlobStore):
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        self._call("get", lambda: super(SimulatedBlobStore, self).stat(blob_id))
+        found = self._call("get", lambda: super(SimulatedBlobStore, self).stat(blob_id))
         with super().get(blob_id, offset, length) as reader:
             moment, scheduler = self.network.step("blob-body"), self.network.scheduler
             if scheduler.chance(f"flipped {moment}", self.network.faults.flipped_bit):
-                body = bytearray(reader.read())
-                if body:
+                body = bytearray(min(found.size - offset, found.size if length is None else length))
+                if reader.readinto(memoryview(body)):
                     self.network.happened("flipped bit", f"a bit of {blob_id} is wrong")
                     body[scheduler.decide(f"byte {moment}", len(body))] ^= 1 << scheduler.decide(f"bit {moment}", 8)
                 reader = BytesReader(memoryview(body))
