@@ -22,6 +22,7 @@ from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot, snapshot_batches
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.transfer_files import disk_errors, temporary_directory
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.jobs.layouts import RetiredLayout
@@ -189,8 +190,9 @@ class JobReader:
                 )
         factories_of = {name: tuple(factories or config[name].restore_factories) for name in chosen}
         plans = plan_retained(record, checkpoint, factories_of, job=self.config.job_name)
-        into.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))
+        with disk_errors(into):
+            into.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=".restoring-", dir=into))
         try:
             return [self._restore_one(record.task, plan, work, into, progress) for plan in plans]
         finally:
@@ -201,7 +203,8 @@ class JobReader:
         services = replace(self._services, directories=lambda _task, _store: directories)
         committed, restored = restore_store(services, task, plan, progress)
         if committed is not None:
-            committed.path.rename(into / plan.store)
+            with disk_errors(into):
+                committed.path.rename(into / plan.store)
         return restored
 
     @contextmanager
@@ -224,8 +227,7 @@ class JobReader:
 
         Raises: as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
-        with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
-            into = Path(temporary)
+        with temporary_directory() as into:
             record = self.records().get(task)
             checkpoint = self._find(record, task, checkpoint_id)
             assert record is not None
@@ -279,8 +281,7 @@ class JobReader:
         """
         if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
             return
-        with tempfile.TemporaryDirectory(prefix="statemgr-") as temporary:
-            into = Path(temporary)
+        with temporary_directory() as into:
             self._restore(record, checkpoint, into, [store], None, no_progress)
             config = self.config.stores[store]
             for batch in snapshot_batches(config.type, into / store, config.rocksdb, start, end, size):

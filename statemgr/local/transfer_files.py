@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,16 @@ def disk_errors(path: Path) -> AbstractContextManager[None]:
     AccessDenied, RetryableError (a limit of this process, or an I/O error).
     """
     return translated("a local file cannot be used", path, kinds=_KINDS, hints=_HINTS)
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A new directory in the system's place for these, which is removed after the block. Raises: as
+    :func:`disk_errors`."""
+    with ExitStack() as stack:
+        with disk_errors(Path(tempfile.gettempdir())):
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-"))
+        yield Path(directory)
 
 
 class SourceFile:

@@ -329,7 +329,11 @@ class History:
         """Do something with each copy of the job, which is given with its position."""
         for copied, position in self.operators.copies:
             of_copy = {key: copied.to_mapping()[key] for key in ("job.name", "task.backup.factories")}
-            self._in_process(copied.job_name, "new", partial(work, position=position), of_copy)
+
+            def look(config: JobConfig, position: int = position) -> None:
+                work(config, position)
+
+            self._in_process(copied.job_name, "new", look, of_copy)
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None

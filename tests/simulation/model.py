@@ -47,6 +47,8 @@ class Model:
         self.tried = Counter({0: 1})
         self.going_back: list[int] = []
         self.kept: set[str] = set()
+        #: the sequence number of the last rollback
+        self._went_back_at = 0
         self.was_rescaled = False
         self.was_damaged: Callable[[], bool] = lambda: False
 
@@ -113,6 +115,16 @@ class Model:
         self.acked = max(self.acked, position)
         self.acks += 1
         self._scheduler.note(f"committed {position}")
+
+    def has_published(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint was acknowledged, perhaps some time ago."""
+        if checkpoint.sequence > self._went_back_at:
+            self.acked = max(self.acked, checkpoint.input_offsets[SOURCE])
+
+    def went_back(self, checkpoint: Checkpoint) -> None:
+        """A rollback was acknowledged, which published this checkpoint."""
+        self.acked = min(self.acked, checkpoint.input_offsets[SOURCE])
+        self._went_back_at = checkpoint.sequence
 
     def may_be_published(self, error: StatemgrError) -> bool:
         """Whether a commit that ended with this error may be on the topic."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from statemgr import JobConfig, StateManager
 from statemgr.errors import (
     CorruptError,
-    InvalidError,
     LayoutMismatch,
     MissingError,
     MissingState,
-    OutcomeUnknownError,
     StatemgrError,
 )
 from statemgr.flows.opening.open_job import JobTopics
@@ -27,7 +26,7 @@ from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.operations.copy.copy import copy
 from statemgr.operations.copy.look import look
-from statemgr.operations.materialize.materialize import materialize_store, stores_of, why_not
+from statemgr.operations.materialize.materialize import materialize_store, stores_of
 from statemgr.operations.migrate.verify import StoreToVerify, Verifier
 from statemgr.operations.rescale.plan import plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale
@@ -43,6 +42,8 @@ from tests.simulation.scheduler import Process, Thread
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
+#: Gets a name of the moment, for decisions, and the configuration.
+Command = Callable[[str, JobConfig], None]
 #: Why a command finds nothing to do: the job has not begun, or has moved on meanwhile.
 _TOO_LATE = ("the checkpoint topic does not exist", "the job has no checkpoint", "is not retained", "no checkpoint of")
 #: The partitioner of the input's producers, which the state of a single task does not show.
@@ -66,7 +67,7 @@ class Operators:
         scheduler, history = self._scheduler, self._history
         if not scheduler.chance(f"command after {number}", 0.35):
             return
-        commands: dict[str, Callable[[str, JobConfig], None]] = {
+        commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
             "copy": self._copy,
         }  # fmt: skip
@@ -82,7 +83,7 @@ class Operators:
                 if self.is_rescaled:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
 
-    def _give(self, name: str, machine: str, number: int, work: Callable[[str, JobConfig], None]) -> None:
+    def _give(self, name: str, machine: str, number: int, work: Command) -> None:
         """Give a command until it ends well, up to three times, and sometimes twice at once."""
         scheduler, history = self._scheduler, self._history
         for attempt in range(3):
@@ -92,11 +93,7 @@ class Operators:
                 moment = f"{name}-{attempt}{'-twin' * twin}"
                 process = Process(moment, machine)
 
-                def give(moment: str = moment, config: JobConfig = config) -> None:
-                    with self._tolerant():
-                        work(moment, config)
-                        ended.append(moment)
-
+                give = partial(self._work, work, moment, config, ended)
                 scheduler.note(f"{moment} begins")
                 threads.append((process, scheduler.start(moment, process, give)))
             for process, thread in threads:
@@ -105,11 +102,11 @@ class Operators:
             if ended:
                 return
 
-    @contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        """A command may fail, as the situation explains."""
+    def _work(self, work: Command, moment: str, config: JobConfig, ended: list[str]) -> None:
+        """Do it, and note that it ended well. A command may fail, as the situation explains."""
         try:
-            yield
+            work(moment, config)
+            ended.append(moment)
         except StatemgrError as error:
             self._scheduler.note(f"{type(error).__name__}: {error.message}")
             if isinstance(error, MissingState) and any(reason in error.message for reason in _TOO_LATE):
@@ -135,8 +132,7 @@ class Operators:
         with self._opened(config) as (services, log):
             records = log.read()
             for task, store in stores_of(services, records):
-                current = records[task].current
-                if current.marker("kafka-changelog", store) and not why_not(services, log, records[task], store, again=False):
+                if records[task].current.marker("kafka-changelog", store):
                     made = materialize_store(services, log, task, store, no_progress)
                     self._scheduler.note(f"{task} {store}: {'offered' if made.offered else made.reason}")
 
@@ -229,8 +225,8 @@ class Operators:
             self._scheduler.note(f"rollback to {target}")
             model.tried[target] += 1
             model.going_back.append(target)
-            roll_back(services, log, JobTopics(services), Goal((str(chosen.checkpoint_id),), None))
-            model.acked = min(model.acked, target)
+            _, published = roll_back(services, log, JobTopics(services), Goal((str(chosen.checkpoint_id),), None))
+            model.went_back(published[TASK])
             model.going_back.remove(target)
             self._scheduler.note(f"rolled back to {target}")
 
@@ -306,4 +302,4 @@ class Operators:
                 with closing(self._history.services(config)) as services:
                     return function(services, *arguments)
 
-            yield Workers(lambda function, *arguments: pool.submit(work, function, *arguments), 2, self._history.services)
+            yield Workers(partial(pool.submit, work), 2, self._history.services)

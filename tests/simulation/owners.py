@@ -152,7 +152,7 @@ class LoopMember(Owner):
         if offset != self._expected:
             raise Wrong(f"the input continues at {offset} instead of {self._expected}")
         if task.last_checkpoint is not None:
-            self._model.acked = max(self._model.acked, task.last_checkpoint.input_offsets[SOURCE])
+            self._model.has_published(task.last_checkpoint)
         self._process(task, offset)
         self._model.tried[offset + 1] += 1
         self._expected = offset + 1

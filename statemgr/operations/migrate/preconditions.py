@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from statemgr.backends.changelog.fill_guard import unexplained
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
@@ -15,6 +13,7 @@ from statemgr.health.checks import Report, Status, check_blobs, check_brokers
 from statemgr.health.stages import StoreStatus, survey
 from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import task_index
+from statemgr.local.transfer_files import temporary_directory
 from statemgr.logs import counted
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
 from statemgr.model.jobs.stages import Stage, Step, StorePosition
@@ -180,8 +179,8 @@ def _trials(
         sizes[task] = sizes.get(task, 0) + one.size
         stores.setdefault(task, []).append(one.position.store)
     for task in sorted(sizes, key=lambda name: -sizes[name])[:trials]:
-        with tempfile.TemporaryDirectory(prefix="statemgr-trial-") as directory:
-            name, into = f"restore of {task} from {factory}", Path(directory) / "restored"
+        with temporary_directory() as directory:
+            name, into = f"restore of {task} from {factory}", directory / "restored"
             try:
                 restored = reader.restore(task, into, None, stores[task], [factory], progress)
             except StatemgrError as error:

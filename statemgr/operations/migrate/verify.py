@@ -28,6 +28,7 @@ from statemgr.flows.opening.restore import restore_store
 from statemgr.ids import task_index
 from statemgr.local import bulk_writer, key_ranges, open_snapshot, remove
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
 from statemgr.model.content import WAYS, Content, differing, of_pairs
 from statemgr.model.plan import StorePlan, plan_retained
@@ -114,7 +115,6 @@ class Verifier:
     def verify(self, wanted: StoreToVerify) -> StoreVerified:
         """Raises: UnavailableError, DiskFull, AccessDenied; MissingState, CorruptError of a backend."""
         scratch = self._services.scratch() / f"verify-{self._services.ids.token()}"
-        scratch.mkdir(parents=True)
         seconds: dict[str, float] = {}
 
         def hashed(factory: str) -> Content:
@@ -123,15 +123,17 @@ class Verifier:
             seconds[factory] = self._services.clock.monotonic() - started
             return found
 
-        try:
-            with self._services.executors.pool("verify", len(wanted.factories)) as pool:  # 1
-                running = {factory: pool.submit(hashed, factory) for factory in wanted.factories}
-            contents = {factory: one.result() for factory, one in running.items()}
-            differences: tuple[Difference, ...] = ()
-            if len(set(contents.values())) > 1:  # 2
-                differences = self._differing(wanted, scratch / "differing")  # 3
-        finally:
-            remove(scratch)
+        with disk_errors(scratch):
+            scratch.mkdir(parents=True)
+            try:
+                with self._services.executors.pool("verify", len(wanted.factories)) as pool:  # 1
+                    running = {factory: pool.submit(hashed, factory) for factory in wanted.factories}
+                contents = {factory: one.result() for factory, one in running.items()}
+                differences: tuple[Difference, ...] = ()
+                if len(set(contents.values())) > 1:  # 2
+                    differences = self._differing(wanted, scratch / "differing")  # 3
+            finally:
+                remove(scratch)
         task, checkpoint_id = wanted.record.task, str(wanted.checkpoint.checkpoint_id)
         return StoreVerified(task, wanted.store, checkpoint_id, contents, seconds, differences)
 
