@@ -18,7 +18,7 @@ import importlib.metadata
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
@@ -208,23 +208,26 @@ class History:
                     self._stop(process)
                     self._wait(thread, PATIENCE_S)
             self._look_after_servers()
-            self._between(number)
+            self._between(number, living)
         self.over = True
         for process, thread in living:
             self._stop(process)
             self.wait_for(thread, process.name)
             scheduler.kill(process)
 
-    def _between(self, number: int) -> None:
+    def _between(self, number: int, living: Sequence[tuple[Process, Thread]]) -> None:
         """What may happen between two owners, or while one lives."""
         scheduler = self.scheduler
         if not self.loops and scheduler.chance(f"a long time after {number}", 0.15):
-            scheduler.note("a day passes")
-            scheduler.sleep(26 * 3600.0)
+            days = (1.1, 1.1, 9.0)[scheduler.decide(f"how long after {number}", 3)]
+            scheduler.note(f"{days} days pass")
+            self.broker.compact_all()  # from here on the broker counts the time for which it keeps deletes
+            scheduler.sleep(days * DAY_S)
             self._look_after_servers()
             self.broker.compact_all()
+        is_suspended = any(process.alive and process.paused_until > scheduler.now for process, _ in living)
         # after a rescale, gc would collect the old layout, and there would be no way back
-        if not self.operators.is_rescaled and scheduler.chance(f"gc after {number}", 0.25):
+        if not self.operators.is_rescaled and scheduler.chance(f"gc after {number}", 0.6 if is_suspended else 0.2):
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
         self.operators.act(number)

@@ -302,4 +302,4 @@ class Operators:
                 with closing(self._history.services(config)) as services:
                     return function(services, *arguments)
 
-            yield Workers(partial(pool.submit, work), 2, self._history.services)
+            yield Workers(lambda function, *given: pool.submit(work, function, *given), 2, self._history.services)

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reached:
-    """How far the work on a task is: its position in the input, and the stores with changes since the last commit."""
+    """How far the work on a task is: its position in the input, and the stores with changes since the last commit.
+    ``failed``: the last commit has failed, and is tried again as it was."""
 
     position: int
     changed: set[str] = field(default_factory=set)
+    failed: bool = False
 
 
 class Owner:
@@ -65,6 +67,8 @@ class Owner:
         """Process the input at an offset. Returns: the store that it has changed."""
         self._history.feed(number + 1)
         store, key, value = self._model.change(number)
+        for _ in range(self._scheduler.decide(f"drafts {self._moment} {number}", 8) // 6):
+            task.store(store).put(key, b"draft")  # so that equal numbers of changes are not equal changes
         task.store(store).delete(key) if value is None else task.store(store).put(key, value)
         return store
 
@@ -81,15 +85,17 @@ class TaskOwner(Owner):
                 if self._history.over:
                     break
                 moment = f"{self._moment} {turn}"
-                self._change_some(task, at, decide(f"changes {moment}", 5))
+                self._change_some(task, at, 0 if at.failed else decide(f"changes {moment}", 5))
                 self._scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
                 try:
                     self._commit(task, at, moment)
+                    at.failed = False
                 except (RetryableError, OutcomeUnknownError) as error:
                     if decide(f"gives up {moment}", 2):
                         raise
                     if self._model.may_be_published(error):
                         at.changed.add("perhaps none")
+                    at.failed = decide(f"tries the same {moment}", 2) == 0
                     self._scheduler.note(f"goes on after {type(error).__name__}: {error.message}")
 
     def _commit(self, task: Task, at: Reached, moment: str) -> None:
@@ -121,7 +127,7 @@ class LastOwner(TaskOwner):
         acked = self._model.acked
         with self._manager.open_task(TASK) as task:
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
-            for _ in range(2):
+            for _ in range(1 + self._scheduler.decide("last commits", 2)):
                 self._change_some(task, at, 3)
                 with self._model.committing(at.position):
                     task.commit({SOURCE: at.position})

@@ -66,7 +66,7 @@ class Network:
     #: server → when its outage ends
     _out: dict[str, float] = field(default_factory=dict)
 
-    def step(self, what: str) -> str:
+    def step(self, what: str, kill: float | None = None) -> str:
         """A moment of a process at which it may be ended or paused. Returns: a name of the moment, for decisions."""
         scheduler = self.scheduler
         assert scheduler.current is not None
@@ -76,7 +76,7 @@ class Network:
         scheduler.trace(f"{scheduler.current.name} {moment}")
         if process is scheduler.world:
             return moment
-        if scheduler.chance(f"kill {moment}", self.faults.kill):
+        if scheduler.chance(f"kill {moment}", self.faults.kill if kill is None else kill):
             self.happened("kill", f"dies at {what}")
             scheduler.kill(process)
         if scheduler.chance(f"pause {moment}", self.faults.pause):
@@ -106,10 +106,11 @@ class Network:
             if may_be_late and scheduler.decide(f"late {moment}", 2):
                 self._deliver_late(moment, effect)
             scheduler.sleep(timeout_s)
+            if what in _MATTERS:
+                self.step(f"{what}, unanswered", self.faults.kill * 10)
             raise fail(what)
         result = effect()
-        # at commits more often, because that is where an answer matters most
-        if scheduler.chance(f"outage {moment}", self.faults.outage * (20 if what == "commit-transaction" else 1)):
+        if scheduler.chance(f"outage {moment}", self.faults.outage * _MATTERS.get(what, 1)):
             seconds = (3, 30, 120)[scheduler.decide(f"length of outage {moment}", 3)]
             self.happened("outage", f"{_server(what)} cannot be reached for {seconds} s")
             self._out[_server(what)] = scheduler.now + seconds
@@ -157,6 +158,9 @@ def _no_answer(what: str) -> KafkaException:
     return KafkaException(_TIMED_OUT)
 
 
+#: Requests whose outcome matters most → how much more often an outage begins after one. Who does not know the outcome
+#: dies more often, too.
+_MATTERS = {"commit-transaction": 20, "blob-remove-ttl": 10}
 #: How much older than now a list may be.
 _LIST_LAG_MS = 60_000
 #: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
