@@ -276,6 +276,7 @@ class History:
             "task.checkpoint.retained": 1 + decide("retained", 3),
             "blob.store.retry.policy.max.retry.duration.millis": 15_000,
             **{f"stores.{store}.type": "memory" for store in STORES},
+            **({f"stores.{STORES[1]}.ttl.ms": int(self.model.ttl_s * 1000)} if self.model.ttl_s else {}),
             **{f"stores.{store}.value.serde": "bytes" for store in STORES},
             **{f"stores.{store}.write.batch.size": (1, 5000)[decide("write batch", 2)] for store in STORES},
         }
@@ -383,7 +384,7 @@ class History:
                     if all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
                         raise
                     continue  # compaction may have changed what an older checkpoint needs
-                found: State = {name: dict(store.content.scan(None, None)) for name, store in stores.items()}
+                found: State = {name: dict(store.entries.scan(None, None)) for name, store in stores.items()}
                 for store in stores.values():
                     store.close()
                 self.model.compare_state(checkpoint.input_offsets[SOURCE], found)

@@ -18,7 +18,10 @@ from tests.simulation.scheduler import Scheduler
 
 TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
 STORES = ("totals", "latest")
-State = dict[str, dict[bytes, bytes]]
+Entries = dict[bytes, bytes]
+State = dict[str, Entries]
+#: The most seconds by which the clocks of two machines differ.
+_CLOCKS_S = 81.0
 #: Errors that an operation in trouble may end with, besides those that say that it may be tried again.
 _EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
 
@@ -43,6 +46,10 @@ class Model:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._width = (0, 7, 2900)[scheduler.decide("width of values", 3)]
+        #: seconds for which the second store keeps an entry; None if it keeps all of them
+        self.ttl_s = (None, None, None, 100.0)[scheduler.decide("ttl", 4)]
+        #: offset of the input → when its change was made first and last
+        self._made: dict[int, tuple[float, float]] = {}
         self.acked = self.acks = 0
         self.tried = Counter({0: 1})
         self.going_back: list[int] = []
@@ -58,6 +65,13 @@ class Model:
         key = b"key-%d" % (drawn % 7)
         value = None if drawn % 5 == 0 else (b"%d" % number).ljust(self._width or drawn % 40, b".")
         return STORES[drawn % 2], key, value
+
+    @contextmanager
+    def making(self, number: int) -> Iterator[None]:
+        """A block that makes the change of an offset."""
+        first = self._made.get(number, (self._scheduler.now, 0.0))[0]
+        yield
+        self._made[number] = first, self._scheduler.now
 
     def state_at(self, position: int) -> State:
         """What the changes before an offset make."""
@@ -80,11 +94,22 @@ class Model:
         self.compare_state(position, {store: dict(opened.store(store).range()) for store in STORES})
         return position
 
-    def compare_state(self, position: int, found: State) -> None:
-        """Compare the state at a position."""
+    def compare_state(self, position: int, found: State, *, as_of_now: bool = True) -> None:
+        """Compare the state at a position. ``as_of_now``: without what has expired by now, not by the commit."""
         expected = self.state_at(position)
+        if self.ttl_s is not None:
+            self._leave_out_expired(found[STORES[1]], expected[STORES[1]], as_of_now=as_of_now)
         if found != expected:
             raise Wrong(f"other state at {position}: {_difference(found, expected)}")
+
+    def _leave_out_expired(self, found: Entries, expected: Entries, *, as_of_now: bool) -> None:
+        assert self.ttl_s is not None
+        for key, value in list(expected.items()):
+            first, last = (made + self.ttl_s for made in self._made[int(value.rstrip(b"."))])
+            if key not in found and self._scheduler.now > first - _CLOCKS_S:
+                del expected[key]
+            elif key in found and as_of_now and self._scheduler.now > last + _CLOCKS_S:
+                raise Wrong(f"{key!r} is read {self._scheduler.now - last:.0f} s after it has expired")
 
     def compare_other(self, checkpoint: Checkpoint | None, opened: Task | Attempt) -> None:
         """Compare what an opening of another task found: the position at its checkpoint."""
@@ -96,7 +121,7 @@ class Model:
         """A store has a new state ID if, and only if, it has changed."""
         if before is None or not changed <= set(STORES):
             return
-        for store in STORES:
+        for store in STORES[: 1 if self.ttl_s else 2]:  # what expires changes a store, too
             is_new = before.stores.get(store) != after.stores[store]
             if is_new != (store in changed):
                 raise Wrong(f"{store} has {'a new' if is_new else 'the same'} state ID after changes of {changed}")

@@ -150,7 +150,7 @@ class Operators:
                 if reader.records()[TASK].current == checkpoint:
                     raise
                 return  # the job has moved on meanwhile
-        self._model.compare_state(checkpoint.input_offsets[SOURCE], found)
+        self._model.compare_state(checkpoint.input_offsets[SOURCE], found, as_of_now=False)
 
     def _follow(self, moment: str, config: JobConfig) -> None:
         """Follow the job for a while, so that a task can open here without a restore."""
@@ -278,7 +278,7 @@ class Operators:
                     position = checkpoint.input_offsets[SOURCE]
         if position < min(acked, model.acked, *model.going_back):
             raise Wrong(f"rescaled at {position}, but {acked} was acknowledged before")
-        model.compare_state(position, found)
+        model.compare_state(position, found, as_of_now=False)
 
     def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
         """Take a rescale back."""

@@ -69,7 +69,8 @@ class Owner:
         store, key, value = self._model.change(number)
         for _ in range(self._scheduler.decide(f"drafts {self._moment} {number}", 8) // 6):
             task.store(store).put(key, b"draft")  # so that equal numbers of changes are not equal changes
-        task.store(store).delete(key) if value is None else task.store(store).put(key, value)
+        with self._model.making(number):
+            task.store(store).delete(key) if value is None else task.store(store).put(key, value)
         return store
 
 
@@ -87,6 +88,7 @@ class TaskOwner(Owner):
                 moment = f"{self._moment} {turn}"
                 self._change_some(task, at, 0 if at.failed else decide(f"changes {moment}", 5))
                 self._scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
+                task.run_timers()  # deletes what has expired
                 try:
                     self._commit(task, at, moment)
                     at.failed = False
