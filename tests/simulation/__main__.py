@@ -1,7 +1,7 @@
 """``python -m tests.simulation``: lives histories, and tells the story of one that went wrong.
 
-``make simulate`` calls this. Each seed is a history. A seed that fails is lived again without one kind of fault after
-the other, as long as it still fails, and its story is printed.
+``make simulate`` calls this. Each seed is a history. A seed that fails is made shorter
+(:mod:`tests.simulation.shrink`), and its story is printed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:500", metavar="FIRST:END", help="seeds to try (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
-    parser.add_argument(
-        "--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults.py)"
-    )
+    parser.add_argument("--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults)")
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--histories", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -137,30 +135,13 @@ def _all(seeds: range, jobs: int, fault: str | None, *, only_first: bool) -> int
 
 
 def _tell(seed: int, fault: str | None) -> int:
-    """Tell the story of a seed with as few kinds of faults, and as few owners, as it needs to fail."""
+    """Tell the story of a seed with as few owners, kinds of faults and events as it needs to fail."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment())
-    from dataclasses import fields
+    from tests.simulation.shrink import shortest
 
-    from tests.simulation.history import History
-    from tests.simulation.servers import Faults
-
-    def live(without: frozenset[str], owners: int | None) -> tuple[History, BaseException | None]:
-        history = History(seed, without=without, owners=owners)
-        return history, _live(history, fault)
-
-    without, owners = frozenset[str](), None
-    history, error = live(without, owners)
-    if error is not None:
-        for fewer in range(1, 8):
-            shorter = live(without, fewer)
-            if shorter[1] is not None:
-                owners, (history, error) = fewer, shorter
-                break
-        for kind in [field.name for field in fields(Faults)]:
-            calmer = live(without | {kind}, owners)
-            if calmer[1] is not None:
-                without, (history, error) = without | {kind}, calmer
+    gc.disable()
+    history, error = shortest(seed, lambda history: _live(history, fault))
     for at_s, who, text in history.scheduler.story:
         print(f"{at_s:12.3f} s  {who:24} {text}")
     print(f"seed {seed}: {'all is well' if error is None else _told(error)}")

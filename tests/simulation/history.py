@@ -101,14 +101,23 @@ class History:
     Args:
         seed: decides all of it.
         without: kinds of faults that do not happen, for a shorter story.
+        owners: how many there are; None lets the seed decide.
+        quiet: events that do not happen.
 
     Attributes:
         seen: what has happened how often.
     """
 
-    def __init__(self, seed: int, *, without: frozenset[str] = frozenset(), owners: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        without: frozenset[str] = frozenset(),
+        owners: int | None = None,
+        quiet: frozenset[str] = frozenset(),
+    ) -> None:
         self.seed = seed
-        self.scheduler = scheduler = Scheduler(seed)
+        self.scheduler = scheduler = Scheduler(seed, quiet=quiet)
         self.network = network = Network(scheduler, self._faults(without))
         scheduler.before_file = network.before_file
         self._directory = Path()

@@ -92,16 +92,22 @@ class Scheduler:
     Args:
         seed: decides everything that happens.
         start_s: the wall time at the beginning, in seconds since the epoch.
+        quiet: events that do not happen, for a shorter story.
 
     Attributes:
         now: seconds since the beginning.
+        events: what happened although it need not have, in order: see :meth:`chance`.
         story: what was noted so far: seconds, the thread, and a text.
     """
 
     active: Scheduler | None = None
 
-    def __init__(self, seed: int | str, start_s: float = 1_704_067_200.0) -> None:
+    def __init__(
+        self, seed: int | str, start_s: float = 1_704_067_200.0, *, quiet: frozenset[str] = frozenset()
+    ) -> None:
         self.seed = str(seed)
+        self._quiet = quiet
+        self.events: list[str] = []
         self.start_s = start_s
         self.now = 0.0
         self.story: list[tuple[float, str, str]] = []
@@ -144,7 +150,10 @@ class Scheduler:
 
     def chance(self, what: str, probability: float) -> bool:
         """Whether something happens that happens with this probability."""
-        return self.decide(what, 1_000_000) < probability * 1_000_000
+        if probability <= 0 or self.decide(what, 1_000_000) >= probability * 1_000_000 or what in self._quiet:
+            return False
+        self.events.append(what)
+        return True
 
     def note(self, text: str) -> None:
         """Add a line to the story."""
