@@ -52,8 +52,10 @@ from statemgr.wiring import open_services
 from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
-from tests.simulation.scheduler import Executors, Process, Scheduler, Thread
+from tests.simulation.scheduler import Scheduler
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
+from tests.simulation.threads import Executors, Thread
+from tests.simulation.turns import Process
 
 BACKENDS = ("blob-store", "kafka-changelog")
 DAY_S = 86_400.0

@@ -37,7 +37,8 @@ from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
 from tests.simulation.model import SOURCE, STORES, TASK, State, Wrong
-from tests.simulation.scheduler import Process, Thread
+from tests.simulation.threads import Thread
+from tests.simulation.turns import Process
 
 if TYPE_CHECKING:
     from tests.simulation.history import History

@@ -22,7 +22,7 @@ from statemgr.errors import (
     StatemgrError,
 )
 from tests.simulation.model import SOURCE, STORES, TASK, Wrong
-from tests.simulation.scheduler import Process
+from tests.simulation.turns import Process
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
