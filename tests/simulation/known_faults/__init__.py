@@ -1,7 +1,7 @@
 """Faults that the project once had, or that others have, and that the simulation must find when they are put back.
 
 A function makes the patches of one fault. Its docstring says in one sentence what the fault is, and where it is from.
-:data:`FOUND_BY` has the first seed of each that fails with it.
+:data:`FOUND_BY` has a seed of each that fails with it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FOUND_BY: Mapping[str, int] = {
     "chain_skips_to_a_later_snapshot": 5,
     "histories_are_told_apart_by_numbers": 43,
     "snapshot_of_another_branch": 19,
+    "half_a_directory": 51,
     "deletes_before_the_acknowledgement": 51,
     "fenced_owner_cleans_up": 8,
     "retained_checkpoints_lose_blobs": 5,
@@ -54,6 +55,7 @@ FOUND_BY: Mapping[str, int] = {
     "missing_state_starts_empty": 22,
     "fence_after_the_read": 9,
     "no_fence": 2,
+    "only_own_kind_is_fenced": 43,
     "zombie_takes_its_id_again": 16,
     "one_epoch_for_two_owners": 16,
     "epoch_is_not_checked": 0,
@@ -73,11 +75,9 @@ NOT_FOUND: frozenset[str] = frozenset(
         "old_directory_is_continued",
         "files_of_an_unpublished_snapshot_are_reused",
         "segments_are_cached_by_number",
-        "half_a_directory",
         "deletes_after_an_unknown_outcome",
         "failed_ttl_removal_is_forgotten",
         "gc_without_a_grace_period",
-        "only_own_kind_is_fenced",
         "unknown_is_failed",
         "failed_commit_drops_its_changes",
     }
