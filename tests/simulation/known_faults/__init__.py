@@ -64,6 +64,7 @@ FOUND_BY: Mapping[str, int] = {
     "waits_for_a_last_record": 0,
     "newest_record_loses": 0,
     "unknown_is_success": 1,
+    "failed_commit_drops_its_changes": 50,
     "changes_during_a_commit_are_dropped": 2,
     "success_before_the_commit": 0,
     "upload_that_failed_counts": 21,
@@ -79,6 +80,5 @@ NOT_FOUND: frozenset[str] = frozenset(
         "failed_ttl_removal_is_forgotten",
         "gc_without_a_grace_period",
         "unknown_is_failed",
-        "failed_commit_drops_its_changes",
     }
 )
