@@ -59,6 +59,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._is_made = False
 
     @contextmanager
     def directory(self, parts: Sequence[str]) -> Iterator[int]:
@@ -85,9 +86,8 @@ class Tree:
 
     @contextmanager
     def _directory(self, parts: Sequence[str], *, create: bool) -> Iterator[int]:
-        if create and not self.root.is_dir():
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            self.root.mkdir(mode=0o700, exist_ok=True)
+        if create and not (self._is_made and self.root.is_dir()):
+            self._make_root()
         # the root itself may be a link: the user chose it
         fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
         try:
@@ -102,6 +102,20 @@ class Tree:
             yield fd
         finally:
             os.close(fd)
+
+    def _make_root(self) -> None:
+        """Make the root, also durably: another writer may have just made it."""
+        missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, exist_ok=True)
+        for parent in {self.root.parent, *(path.parent for path in missing)}:
+            with suppress(PermissionError):  # then this user has not made what is in it
+                fd = os.open(parent, _DIRECTORY & ~os.O_NOFOLLOW)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+        self._is_made = True
 
     def remove_empty(self, parents: Sequence[str]) -> None:
         """Remove a directory and its parents if they are empty."""
