@@ -53,6 +53,8 @@ class InputLag:
         self._ends: dict[tuple[str, int], int] = {}
         #: Source partition → its last stable offset, and when an open transaction was first seen there (seconds).
         self._held: dict[tuple[str, int], tuple[int, float]] = {}
+        #: When the brokers answered last (seconds): what they have held up since then is not known.
+        self._answered = 0.0
         self._due = float("-inf")
         self._places: set[tuple[str, int]] = set()
         #: When the first question was asked that has no answer yet (seconds).
@@ -74,17 +76,16 @@ class InputLag:
     def held_up(self) -> list[tuple[tuple[str, ...], float]]:
         """Labels (task, topic, partition) of each source partition, and for how many seconds an open transaction has
         held it up at least; 0 if none does. Waits as :meth:`series`."""
-        found, now = self._asked(_PATIENCE_S), self._services.clock.elapsed()
-        held = {place: now - since for place, (_, since) in tuple(self._held.items())}
+        found = self._asked(_PATIENCE_S)
+        held = {place: self._answered - since for place, (_, since) in tuple(self._held.items())}
         return [((one.task, one.topic, str(one.partition)), held.get((one.topic, one.partition), 0.0)) for one in found]
 
     def blocked(self) -> list[tuple[Reached, float]]:
         """How far tasks have read the partitions in which they receive nothing more because of an open transaction, and
         for how many seconds at least. Does not wait: the next call has the answer to what this one asks."""
-        now = self._services.clock.elapsed()
         held = dict(tuple(self._held.items()))
         found = [(one, held[at]) for one in self._asked(0) if (at := (one.topic, one.partition)) in held]
-        return [(one, now - since) for one, (stable, since) in found if one.next >= stable]
+        return [(one, self._answered - since) for one, (stable, since) in found if one.next >= stable]
 
     def silent_s(self) -> float:
         """For how many seconds the brokers have not answered. Asks nothing."""
@@ -126,8 +127,10 @@ class InputLag:
                     self._metadata = TopicMetadata(self._services.config, self._services.clock, quiet=True)
             self._unanswered = self._unanswered or self._services.clock.elapsed()
             try:
+                # in this order: what arrives in between must not look like a part of an open transaction
+                ends = self._metadata.ends(places)
                 stable = self._metadata.ends(places, only_settled=True)
-                self._note(stable, self._metadata.ends(places))
+                self._note(stable, ends)
                 if not stable:  # without brokers, partitions look as if they did not exist
                     self._metadata.describe(sorted({topic for topic, _ in places}))
                 self._unanswered = None
@@ -137,7 +140,7 @@ class InputLag:
         return ask
 
     def _note(self, stable: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> None:
-        now = self._services.clock.elapsed()
+        self._answered = now = self._services.clock.elapsed()
         for place, offset in stable.items():
             if offset >= ends.get(place, 0):
                 self._held.pop(place, None)

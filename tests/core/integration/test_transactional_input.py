@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -176,3 +177,30 @@ def test_the_metrics_count_what_can_be_received(
         assert lag.blocked() == [], "there is something to receive before it"
         lag.close()
     writer.abort_transaction(30)
+
+
+def test_input_that_keeps_arriving_is_not_held_up(
+    config: JobConfig, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrives between two questions is no open transaction: a broker that then hangs would be called so for as
+    long as it hangs."""
+    monkeypatch.setattr(input_lag, "ASK_EVERY_S", 0.0)
+    over, made = threading.Event(), plain_producer(config)
+
+    def write_on() -> None:
+        while not over.is_set():
+            made.produce(topic, b"y", key=b"k", partition=0)
+            made.flush(30)
+
+    writing = threading.Thread(target=write_on)
+    writing.start()
+    try:
+        with StateManager(config) as manager:
+            lag = InputLag(manager._services, lambda: [Reached("Partition 0", topic, 0, 1 << 40)])
+            wait_until(lambda: bool(lag.series()) and lag._ends != {}, 30)
+            seen = [dict(lag._held) for _ in range(100) if lag.held_up()]
+            lag.close()
+    finally:
+        over.set()
+        writing.join()
+    assert [one for one in seen if one] == []
