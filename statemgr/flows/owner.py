@@ -29,8 +29,9 @@ from statemgr.errors import (
 )
 from statemgr.flows.published import Published
 from statemgr.ids import task_name
+from statemgr.kafka.topic_watch import newest_lost
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
-from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.phases import Phase, announce
 from statemgr.ports import CheckpointLog, Publisher
 from statemgr.services import Services
@@ -256,12 +257,16 @@ class Owner:
     def _outcome(self, found: Mapping[str, CheckpointRecord], expected: Mapping[str, CheckpointRecord | None]) -> bool:
         """Whether the topic has the expected records (True) or the ones before them (False).
 
-        Raises: FencedError if it has any others, because then another owner has published.
+        Raises: FencedError if it has any others, because then another owner has published; MissingState if it has older
+            ones of these.
         """
         outcomes, job = set(), self.services.config.job_name
         for task, ours in expected.items():
             now = _fingerprint(found.get(task))
-            if now not in (_fingerprint(ours), _fingerprint(self.published.records[task])):
+            known = self.published.records[task]
+            if now not in (_fingerprint(ours), _fingerprint(known)):
+                if known is not None:
+                    self._refuse_loss(found.get(task), known.current)
                 raise FencedError(
                     f"{self._name(found.get(task))} has published checkpoint {now and now[0]} in the meantime",
                     hint="stop this process; the new owner processes what it did not publish",
@@ -276,6 +281,17 @@ class Owner:
                 tasks=_names(expected),
             )
         return True in outcomes
+
+    def _refuse_loss(self, found: CheckpointRecord | None, known: Checkpoint) -> None:
+        """Raises: MissingState if the topic has an older checkpoint than a known one, or none of the job at all."""
+        what = None
+        if found is None:
+            if not self.log.read():  # otherwise another owner has given the job other tasks
+                what = "no checkpoint is left"
+        elif _is_older(found.current, known):
+            what = f"{found.current.checkpoint_id} is the newest again, and {known.checkpoint_id} is gone"
+        if what is not None:
+            raise newest_lost(self.services.config.checkpoint_topic, what)
 
     def _name(self, record: CheckpointRecord | None) -> str:
         """The process that published a record, and how long ago by the clocks of the broker and of this machine."""
@@ -330,6 +346,11 @@ def _fingerprint(record: CheckpointRecord | None) -> tuple[str, int, int] | None
     """What identifies a checkpoint."""
     current = record.current if record else None
     return (str(current.checkpoint_id), current.sequence, current.epoch) if current else None
+
+
+def _is_older(found: Checkpoint, known: Checkpoint) -> bool:
+    """Whether a checkpoint was published before a known one: each owner has a higher epoch than those before it."""
+    return found.epoch <= known.epoch and found.sequence < known.sequence
 
 
 def _names(tasks: Iterable[str]) -> str:

@@ -1,7 +1,9 @@
-"""Notices that a topic was deleted and created again under a running job. The topic's ID shows it.
+"""Notices that a topic was deleted and created again under a running job, or that it has lost its newest records.
 
-A publish asks for the ID while it sends its records, at most every few seconds. In between it asks only if its records
-get an offset that is not higher than all earlier ones, as happens in a new topic.
+The topic's ID shows that it was created again. A publish asks for the ID while it sends its records, at most every few
+seconds. In between it asks only if its records get an offset that is not higher than all earlier ones, as happens in a
+new topic. In the old topic, this shows that records were lost: a broker that did not have them has become the leader
+(an unclean election).
 """
 
 from __future__ import annotations
@@ -21,6 +23,17 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.ports import Clock
 
 _EVERY_S = 5.0
+
+
+def newest_lost(topic: str, what: str) -> MissingState:
+    """The error of an owner that finds less on the topic than it has seen there."""
+    return MissingState(
+        f"the checkpoint topic has lost its newest records while this owner was running: {what}. A broker without "
+        "these records has become the leader",
+        hint="bring a broker back that has the records. If none has them, start the job again: it continues from an "
+        "older checkpoint, and sends output again that it has sent since",
+        topic=topic,
+    )
 
 
 class TopicWatch:
@@ -59,13 +72,14 @@ class TopicWatch:
     def begin_check(self) -> Callable[[int], None]:
         """Ask for the topic's ID without waiting, if it is time to.
 
-        Call the result after records were written, with the offset after them, and before they are committed. It
-        raises: MissingState if this is not the topic that was read, or if there is no topic.
+        Call this before records are written, and the result after that, with the offset after them, and before they
+        are committed. It raises: MissingState if this is not the topic that was read, if it has lost records, or if
+        there is no topic.
         """
         is_due = self._clock.monotonic() - self._seen_at >= _EVERY_S
-        return partial(self._check, self._metadata.describe_later(self._topic) if is_due else None)
+        return partial(self._check, self._metadata.describe_later(self._topic) if is_due else None, self._end)
 
-    def _check(self, asked: Future[TopicDescription] | None, end: int) -> None:
+    def _check(self, asked: Future[TopicDescription] | None, known: int, end: int) -> None:
         if asked is not None or end <= self._end:
             asked = asked or self._metadata.describe_later(self._topic)
             try:
@@ -80,4 +94,6 @@ class TopicWatch:
                     hint="stop the job and restore the records of the topic",
                     topic=self._topic,
                 ) from error
+        if end <= known:  # other tasks may have written since, but nobody takes offsets back
+            raise newest_lost(self._topic, f"it had {known} offsets, and the newest one is now {end - 1}")
         self.reached(end)

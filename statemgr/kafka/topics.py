@@ -26,6 +26,9 @@ from statemgr.ports import Clock
 DELETE_RETENTION_MS = DAY_MS
 #: Kafka's default. A producer's default limit is a little lower, so its batches fit.
 MAX_MESSAGE_BYTES = 1_048_588
+#: A broker that was out of sync must not become the leader: it would silently take back what was acknowledged. Some
+#: services do not have the setting.
+_UNCLEAN = {"unclean.leader.election.enable": ("true", "false")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class TopicSpec:
     """What a topic must have: exactly these partitions, at least these replicas (-1: any), and settings.
 
     ``config``: the settings that it must have. ``at_least``: names of those settings that may also be higher.
-    ``created_with``: further settings of a new topic, which an existing one need not have.
+    ``created_with``: further settings of a new topic, which an existing one need not have. ``never``: values that it
+    must not have, each with the value to set instead; the setting need not exist.
     """
 
     name: str
@@ -42,6 +46,7 @@ class TopicSpec:
     config: Mapping[str, str]
     at_least: Collection[str] = field(default=())
     created_with: Mapping[str, str] = field(default_factory=dict)
+    never: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
         {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
         at_least=("max.message.bytes",),
         created_with={"message.timestamp.type": "LogAppendTime"},
+        never=_UNCLEAN,
     )
 
 
@@ -87,6 +93,7 @@ def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
                 "delete.retention.ms": str(DELETE_RETENTION_MS),
             },
             at_least=("min.compaction.lag.ms", "delete.retention.ms"),
+            never=_UNCLEAN,
         )
         for store in config.stores.values()
         if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories)
@@ -214,6 +221,7 @@ class TopicAdmin(TopicMetadata):
                 "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
             )
         wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, settings.get(name))}
+        wrong |= {name: value for name, (bad, value) in spec.never.items() if settings.get(name) == bad}
         if wrong:
             changes = ",".join(f"{name}={value}" for name, value in wrong.items())
             yield TopicProblem(

@@ -35,6 +35,8 @@ from statemgr.ports import CheckpointLog, Moment, StoreIdentity
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
+#: Settings with which brokers may lose checkpoints.
+_MAY_LOSE = frozenset({"cleanup.policy", "unclean.leader.election.enable"})
 
 
 class JobTopics:
@@ -79,10 +81,10 @@ class JobTopics:
     def check_safe(self) -> None:
         """Called before each publish: sends no request, and relies on the last look.
 
-        Raises: TopicMisconfigured if the brokers may delete checkpoints, and so the only record of what is current.
+        Raises: TopicMisconfigured if the brokers may lose checkpoints, and so the only record of what is current.
         """
         for problem in self._wrong:
-            if problem.topic == self._services.config.checkpoint_topic and "cleanup.policy" in problem.settings:
+            if problem.topic == self._services.config.checkpoint_topic and not _MAY_LOSE.isdisjoint(problem.settings):
                 raise problem.error()
 
     def create_changelogs(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -401,3 +402,23 @@ def test_a_poison_record_is_refused_by_every_later_read(kafka: KafkaServer) -> N
         with pytest.raises(CorruptRecord) as refused:
             topic.read()
         assert refused.value.where["offset"] == 1
+
+
+def test_newest_records_that_are_gone_are_noticed(kafka: KafkaServer) -> None:
+    """An owner has seen offsets that the topic no longer has, because a broker without them has become the leader: it
+    does not write over them."""
+    config = job(kafka)
+    make_topics(config)
+    with closing(CheckpointTopic(config, SystemClock(), owned=True)) as topic:
+        topic.read()
+        check = topic.begin_check()
+        send(config, config.checkpoint_topic, [(b"key", b"value")])
+        check(1)
+        assert topic._watch is not None
+        topic._watch.reached(7)  # as if somebody had written
+        check = topic.begin_check()
+        with pytest.raises(MissingState, match="it had 7 offsets, and the newest one is now 1"):
+            check(2)
+        check = topic.begin_check()
+        topic._watch.reached(9)  # another task writes at the same time, after this one
+        check(8)

@@ -26,10 +26,10 @@ def config(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[CHANGELOG]))
 
 
-def errors(caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
-    """Return the errors in the log that name a topic and the policy."""
+def errors(caplog: pytest.LogCaptureFixture, topic: str, setting: str = "cleanup.policy") -> list[str]:
+    """Return the errors in the log that name a topic and a setting."""
     found = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-    return [message for message in found if topic in message and "cleanup.policy" in message]
+    return [message for message in found if topic in message and setting in message]
 
 
 def test_a_changelog_that_may_be_cut(config: JobConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,3 +72,25 @@ def test_a_checkpoint_topic_that_may_lose_checkpoints(config: JobConfig, caplog:
 
         wait_until(commits)
     assert contents(config)[0]["totals"] == {b"a": b"1", b"b": b"2"}
+
+
+def test_topics_whose_leader_may_lack_records(config: JobConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """An unclean election takes back what was acknowledged. A start names the topic and the command, and the commits of
+    an owner that runs stop while the checkpoint topic may lose its newest records."""
+    setting = "unclean.leader.election.enable"
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        task.commit({"orders-0": 1})
+        alter_topic(config, config.checkpoint_topic, **{setting: "true"})
+        wait_until(lambda: bool(errors(caplog, config.checkpoint_topic, setting)))
+        write(task, {b"a": b"1"})
+        with pytest.raises(TopicMisconfigured, match=r"unclean\.leader\.election\.enable is true and must be false"):
+            task.commit({"orders-0": 2})
+    for topic in (config.checkpoint_topic, config.stores["totals"].changelog_topic):
+        alter_topic(config, topic, **{setting: "true"})
+        with StateManager(config) as manager, pytest.raises(TopicMisconfigured) as caught:
+            manager.open_task(TASK)
+        assert caught.value.where["topic"] == topic
+        assert f"--add-config {setting}=false" in str(caught.value.hint)
+        alter_topic(config, topic, **{setting: "false"})
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        task.commit({"orders-0": 2})
