@@ -22,7 +22,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak-spark test-all test-lowest test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -60,10 +60,16 @@ test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that
 simulate: $(STAMP) ## Live histories that seeds decide, on servers in memory (SEEDS=0:10000, ARGS="--replay SEED")
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),0:1000) $(ARGS)
 
-soak-spark: $(STAMP) ## Kill drivers, executors and workers at random (MINUTES=30, SEED=n, INPUT=file.csv.gz KEY=column)
-	@STATEMGR_TEST_SOAK_MINUTES=$(or $(MINUTES),30) STATEMGR_TEST_SOAK_INPUT=$(call quoted,$(INPUT)) \
-		STATEMGR_TEST_SOAK_KEY=$(call quoted,$(KEY)) STATEMGR_TEST_SOAK_SEED=$(SEED) \
-		$(BIN)/python -m pytest -s tests/spark/test_soak.py $(PYTEST_ARGS)
+test-faults: $(STAMP) ## Run the tests of three brokers, of networks that are cut, and of disks that fail or lose power
+	@$(BIN)/python -m pytest -m heavy tests/clusters tests/disks $(PYTEST_ARGS)
+
+fuzz: $(STAMP) ## Fuzz decoders, configuration, command line, page and answers of servers (MINUTES=10, SEED=n, ARGS="--target NAME")
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(STAMP) ## Run a loop and a Spark query under random faults of all kinds, and check their history (MINUTES=30, SEED=n, SPARK=0, INPUT=file.csv.gz KEY=column)
+	@STATEMGR_TEST_SOAK_MINUTES=$(or $(MINUTES),30) STATEMGR_TEST_SOAK_SEED=$(SEED) STATEMGR_TEST_SOAK_SPARK=$(SPARK) \
+		STATEMGR_TEST_SOAK_INPUT=$(call quoted,$(INPUT)) STATEMGR_TEST_SOAK_KEY=$(call quoted,$(KEY)) \
+		$(BIN)/python -m pytest -s tests/clusters/test_soak.py $(PYTEST_ARGS)
 
 test-all: $(STAMP) ## Run every test
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)

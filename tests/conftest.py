@@ -53,6 +53,8 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput"):
         return
+    if isinstance(report, pytest.CollectReport):
+        return  # pytest shows what cannot be imported
     if report.failed:
         reporter.write_line(f"\nFAILED {report.nodeid} ({report.when}, after {report.duration:.0f} s)")
     elif report.outcome == "rerun":  # type: ignore[comparison-overlap]

@@ -1,0 +1,80 @@
+"""Whether processes and stores grow: samples of memory, descriptors, threads, disk and blobs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+#: What a process may use more in its last third than in its second third, as a part and in addition.
+_LIMITS = {"MiB": (1.15, 30.0), "descriptors": (1.1, 20.0), "threads": (1.1, 10.0)}
+#: Processes that have lived for less time say nothing.
+_SHORTEST_S = 150.0
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the files below a directory take. A file with several links counts once."""
+    sizes: dict[int, int] = {}
+    for path in directory.rglob("*"):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue
+        sizes[found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+@dataclass
+class Measures:
+    """Samples: process → name → values in the order of time, and name → bytes of all samples."""
+
+    processes: dict[tuple[int, float], dict[str, list[float]]] = field(default_factory=dict)
+    lives: dict[tuple[int, float], tuple[float, float]] = field(default_factory=dict)
+    sizes: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def sample(self, process: psutil.Process) -> None:
+        """Look at a process."""
+        try:
+            of = process.pid, process.create_time()
+            found = {
+                "MiB": process.memory_info().rss / 1024**2,
+                "descriptors": process.num_fds(),
+                "threads": process.num_threads(),
+            }
+        except psutil.Error:
+            return
+        values = self.processes.setdefault(of, defaultdict(list))
+        now = time.monotonic()
+        self.lives[of] = self.lives.get(of, (now, now))[0], now
+        for name, value in found.items():
+            values[name].append(value)
+
+    def growth(self) -> tuple[list[str], list[str]]:
+        """Compare the second and the last third of each long life. Returns: a line for each process, and what grows."""
+        told, grown = [], []
+        for of, values in self.processes.items():
+            seconds = self.lives[of][1] - self.lives[of][0]
+            if seconds < _SHORTEST_S:
+                continue
+            parts = []
+            for name, (most, more) in _LIMITS.items():
+                third = len(values[name]) // 3
+                before = statistics.median(values[name][third : 2 * third])
+                after = statistics.median(values[name][2 * third :])
+                parts.append(f"{name} {before:.0f} → {after:.0f}")
+                if after > before * most + more:
+                    grown.append(f"process {of[0]}: {name} {before:.0f} → {after:.0f} in {seconds:.0f} s")
+            told.append(f"process {of[0]}, {seconds / 60:.0f} min: {', '.join(parts)}")
+        for name, sizes in self.sizes.items():
+            third = len(sizes) // 3
+            if third < 2:
+                continue
+            before, after = statistics.median(sizes[third : 2 * third]), statistics.median(sizes[2 * third :])
+            told.append(f"{name}: {before / 1e6:.1f} → {after / 1e6:.1f} MB")
+            if after > before * 1.5 + 20e6:
+                grown.append(f"{name}: {before / 1e6:.1f} → {after / 1e6:.1f} MB")
+        return told, grown
