@@ -103,3 +103,15 @@ def test_a_copy_of_a_blob_that_is_gone_is_refused(tmp_path: Path) -> None:
         store.copy_from(source, BlobInfo("other", 1, 0, None), "copied", ttl_days=1)
     assert "other" in str(error.value)
     assert os.listdir(tmp_path / "target") == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to know what was synced")
+def test_a_new_root_survives_a_power_loss(tmp_path: Path, synced: list[Path]) -> None:
+    """The entries of the root and of directories above it that the first blob makes are synced, also if another writer
+    has just made them."""
+    root = tmp_path / "new" / "blobs"
+    FileBlobStore(root, SystemClock()).put("a", b"x", ttl_days=None)
+    assert {tmp_path, root.parent} <= set(synced)
+    synced.clear()
+    FileBlobStore(root, SystemClock()).put("b", b"x", ttl_days=None)
+    assert root.parent in synced
