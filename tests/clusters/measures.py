@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-#: What a process may use more in its last third than in its second third, as a part and in addition. The number of tasks
-#: that a member has comes and goes, so its descriptors and threads do, too.
+#: What a process may use more in its last third than in its second third, as a part and in addition. A member gets
+#: tasks and loses them, and its descriptors and threads change with that.
 _LIMITS = {"MiB": (1.15, 60.0), "descriptors": (1.1, 60.0), "threads": (1.1, 40.0)}
 #: Processes that have lived for less time say nothing.
 _SHORTEST_S = 150.0

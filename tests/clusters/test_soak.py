@@ -160,7 +160,10 @@ class Soak:
         self.input = Input(kafka, {"loop-in": PARTITIONS, **({"query-in": 2} if self.query else {})})
         over = threading.Event()
         self.chaos = []
-        for name, of, pause_s in [("servers", servers, 30.0), *((type(job).__name__, job, 20.0) for job in self.jobs)]:
+        for name, of, pause_s in [
+            ("servers", servers, 30.0),
+            *((type(job).__name__, job, 20.0 if job is self.loops else 60.0) for job in self.jobs),
+        ]:
             chance = random.Random(f"{seed} {name}")
             self.chaos.append(Chaos(name, of.faults(chance, over), chance, pause_s, over))
 
