@@ -48,7 +48,9 @@ class Shell:
         """Run a command and return the lines that it prints."""
         assert self._bash.stdin is not None
         assert self._bash.stdout is not None
-        self._bash.stdin.write(f"{command}\njobs > /dev/null\necho; echo {_END}\n")
+        # the next job gets the number of one that has ended only if the shell knows that it has
+        ended = "wait $! 2> /dev/null\n" if command == "kill -9 $!" else ""
+        self._bash.stdin.write(f"{command}\n{ended}jobs > /dev/null\necho; echo {_END}\n")
         self._bash.stdin.flush()
         lines: list[str] = []
         for line in self._bash.stdout:

@@ -14,8 +14,8 @@ MOST = {
     "commit, blobs": 73,
     "commit, both": 75,
     "open, changelog": 98,
-    "open, blobs": 119,
-    "open, both": 119,
+    "open, blobs": 121,
+    "open, both": 121,
 }
 
 
