@@ -46,7 +46,13 @@ if TYPE_CHECKING:
 #: Gets a name of the moment, for decisions, and the configuration.
 Command = Callable[[str, JobConfig], None]
 #: Why a command finds nothing to do: the job has not begun, or has moved on meanwhile.
-_TOO_LATE = ("the checkpoint topic does not exist", "the job has no checkpoint", "is not retained", "no checkpoint of")
+_TOO_LATE = (
+    "the checkpoint topic does not exist",
+    "the job has no checkpoint",
+    "is not retained",
+    "no checkpoint of",
+    "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
+)
 #: The partitioner of the input's producers, which the state of a single task does not show.
 _PARTITIONER = "murmur2"
 _RESCALED_TO = 2
