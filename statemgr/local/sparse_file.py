@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from statemgr.local import durable
-from statemgr.local.transfer_files import disk_errors
+from statemgr.local.transfer_files import NewFile, disk_errors
 
 
 class SparseFile:
@@ -20,15 +20,13 @@ class SparseFile:
 
     def __init__(self, path: Path, size: int, *, exists: bool = False) -> None:
         self.path = path
+        self._file = NewFile(path, size, 1, exists=True)
         if exists:
             return
         with disk_errors(path), durable.create(path) as file:
             os.ftruncate(file.fileno(), size)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of ``data`` at ``offset``. Raises: DiskFull, MissingFile."""
-        view = memoryview(data)
-        with disk_errors(self.path), open(self.path, "r+b", buffering=0) as file:
-            while view:
-                written = os.pwrite(file.fileno(), view, offset)
-                view, offset = view[written:], offset + written
+        """Write all of ``data`` at ``offset``. Raises: DiskFull, CorruptFile (the file is gone)."""
+        with self._file.part() as fd:
+            self._file.write(fd, offset, memoryview(data))

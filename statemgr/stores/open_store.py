@@ -125,7 +125,6 @@ class OpenStore:
         self.copies = [state_id] if state_id and self.by_need is None else []
         self._clock = services.clock
         self._copied_s = self._clock.monotonic()
-        self._still = threading.Condition()
         self._tidying = threading.Lock()
         #: When the local directories were tidied last, on the clock of durations; None if there are others since.
         self._tidied_s: float | None = None
@@ -229,9 +228,8 @@ class OpenStore:
             return
         log.info("%s: the commit needs a directory, and waits for %d bytes to come", self.identity, self.bytes_to_come)
         until = self._clock.monotonic() + _WHOLE_S
-        with self._still:
-            while not self.is_whole and self.lost is None and self._clock.monotonic() < until:
-                self._clock.wait(self._still, _LOOK_S)
+        while not self.is_whole and self.lost is None and self._clock.monotonic() < until:
+            self._clock.sleep(_LOOK_S)
 
     def freeze_changes(self) -> FrozenChanges:
         """The changes so far, without those in the write buffer and without touching the database."""

@@ -76,11 +76,7 @@ class Downloads:
 
         Raises: MissingBlob, CorruptBlob (it ends before), UnavailableError, AccessDenied.
         """
-        data = read_buffer(size)
-        with self._opened(ref.blob_id, (ref.offset or 0) + offset, size) as reader:
-            got = 0
-            while got < size and (more := reader.readinto(data[got:])):
-                got += more
+        data, got = self._read_range(ref.blob_id, (ref.offset or 0) + offset, size)
         if got < size:
             raise CorruptBlob(f"the blob ends {size - got} bytes too early", blob=ref.blob_id, hint=ANOTHER_COPY)
         return data
@@ -104,11 +100,7 @@ class Downloads:
 
     def _fetch_run(self, batch: Batch, run: Run, done: Counter) -> None:
         batch.check()
-        data = read_buffer(run.size)
-        got = 0
-        with self._opened(run.blob_id, run.offset, run.size) as reader:
-            while got < run.size and (size := reader.readinto(data[got:])):
-                got += size
+        data, _ = self._read_range(run.blob_id, run.offset, run.size)
         offset = 0
         for fetch in run.fetches:
             content = data[offset : offset + fetch.file.size]
@@ -158,6 +150,14 @@ class Downloads:
             )
 
     # --- one blob ------------------------------------------------------------------------------------------------
+
+    def _read_range(self, blob_id: str, offset: int, size: int) -> tuple[memoryview, int]:
+        """A buffer of ``size`` bytes with a part of a blob, and how many bytes arrived. Verifies nothing."""
+        data, got = read_buffer(size), 0
+        with self._opened(blob_id, offset, size) as reader:
+            while got < size and (more := reader.readinto(data[got:])):
+                got += more
+        return data, got
 
     def _read_verified(self, ref: BlobRef, destination: _Nowhere, frame: int = 0) -> None:
         """``frame``: the size of the zstandard frame that the blob holds; 0 if it holds the bytes themselves."""

@@ -107,7 +107,6 @@ class StateByNeed:
         self.store = store
         self._tables = tables
         self._others = others
-        self._is_whole = False
 
     @property
     def fetched(self) -> int:
@@ -116,12 +115,11 @@ class StateByNeed:
     @property
     def missing(self) -> int:
         # at least 1, until the last file is verified
-        return 0 if self._is_whole else max(1, self._tables.size - self._tables.fetched)
+        return 0 if self.store.is_whole else max(1, self._tables.size - self._tables.fetched)
 
     def fetch_rest(self, check: Callable[[], None]) -> None:
         self._tables.fetch_rest(check)
         self.store.become_whole()
-        self._is_whole = True
 
 
 @dataclass

@@ -54,7 +54,7 @@ class PartialStore(RocksDbStore):
 
     supply: Supply
     threads: Callable[[], Executor]
-    _is_whole = False
+    is_whole = False
 
     @classmethod
     def open_partial(
@@ -95,14 +95,14 @@ class PartialStore(RocksDbStore):
     def become_whole(self) -> None:
         """All files are here and verified: from now on this is a store as any other. Raises: ClosedError."""
         self._values = {name: value for name, value in self._values.items() if name != BRIEF}
-        self._is_whole = True
+        self.is_whole = True
         if self._stuck:  # it is opened again with these options
             return
         with translated("cannot begin to compact the store", self._directory):
             self._db.set_options({"disable_auto_compactions": "false"})
 
     def compact_if_needed(self, limit: int) -> bool:
-        return self._is_whole and super().compact_if_needed(limit)
+        return self.is_whole and super().compact_if_needed(limit)
 
     def compact(self) -> None:
         self._check_whole()
@@ -117,14 +117,14 @@ class PartialStore(RocksDbStore):
         super().concurrent_checkpoint(directory)
 
     def _check_whole(self) -> None:
-        if not self._is_whole:
+        if not self.is_whole:
             raise RetryableError(
                 "parts of the store's files are not here yet",
                 hint="try again when they are, or restore the store as a whole", path=self._directory,
             )  # fmt: skip
 
     def _recover(self) -> None:
-        if not self._is_whole:  # it would read everything
+        if not self.is_whole:  # it would read everything
             raise DiskFull(
                 "the disk was full, and parts of the store's files are not here yet",
                 hint="free space: the rest is then fetched, and the store goes on", path=self._directory,

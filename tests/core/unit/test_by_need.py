@@ -12,6 +12,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
@@ -21,7 +22,6 @@ from statemgr.model.checkpoint import Marker
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import RestoreRequest, no_progress
-from statemgr.reader import Catalogue
 from statemgr.services import Services
 from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
