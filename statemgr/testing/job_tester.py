@@ -237,6 +237,7 @@ class JobTester:
         self,
         backend: str | None = None,
         *,
+        settings: Mapping[str, object] | None = None,
         process: Process | None = None,
         process_batch: ProcessBatch | None = None,
     ) -> None:
@@ -245,13 +246,17 @@ class JobTester:
         Args:
             backend: the factory that restores all stores, for example ``blob-store``. The local disk is lost first, so
                 that the state comes from there. Without one, the job restores as it is configured.
+            settings: keys of the configuration that change with this start and stay changed, as in a step of a
+                migration.
             process: a new version of the application; ``process_batch``: the same for one that takes batches.
 
-        Raises: InvalidError if the job runs, or if it has no backup in ``backend``; what a restore raises.
+        Raises: InvalidError if the job runs, or if it has no backup in ``backend``; ConfigError; what a restore raises.
         """
         self._check_open()
         if self._members:
             raise InvalidError("the job is running", hint="call crash() or stop() before restore()")
+        if settings is not None:
+            self._given = self._servers.reconfigure(settings)
         config = self._given
         if backend is not None:
             config = self._servers.restoring_from(backend)

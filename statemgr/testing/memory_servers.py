@@ -90,6 +90,11 @@ class MemoryServers:
         for directory in self._directory.iterdir():
             rmtree(directory)
 
+    def reconfigure(self, settings: Mapping[str, object]) -> JobConfig:
+        """Change keys for all later starts. Returns: the new configuration. Raises: ConfigError."""
+        self.config = _in_memory(JobConfig.from_mapping(self.config.to_mapping(), settings), self._id)
+        return self.config
+
     def restoring_from(self, backend: str) -> JobConfig:
         """Lose the disk. Returns: the configuration, in which this factory restores every store.
 

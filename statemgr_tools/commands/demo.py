@@ -56,8 +56,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Move the running job from changelogs to blobs and back instead, with a kill in each stage.",
 )
+@click.option(
+    "--tiny",
+    is_flag=True,
+    help="Run a service in memory instead, in seconds and without Java, through the stages of a migration.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def demo(as_json: bool, migrate: bool, **options: Any) -> None:
+def demo(as_json: bool, migrate: bool, tiny: bool, **options: Any) -> None:
     """Process real rows in a Spark job, kill it with SIGKILL, restore it, and compare the result with a recount.
 
     The rows are the 336,776 flights of 2013 from New York, by tail number, unless --input, --key and --sum name others.
@@ -66,7 +71,11 @@ def demo(as_json: bool, migrate: bool, **options: Any) -> None:
 
     With --migrate, the job moves through all stages of a migration, to 6 tasks and back to changelogs while rows
     arrive, with the commands that a team would use. It takes about five minutes, and draws migration.svg.
+
+    With --tiny, broker and blob store are in memory, and all options but --seed and --json have no effect.
     """
+    if tiny:
+        sys.exit(0 if _tiny(options["seed"], as_json) else 1)
     settings = _settings(**options)
     if migrate and settings.aims:
         raise InvalidError("--aim has no effect with --migrate", hint="--seed chooses the moments of its kills")
@@ -75,6 +84,17 @@ def demo(as_json: bool, migrate: bool, **options: Any) -> None:
     console = Console(stderr=as_json)
     equal = _migration(settings, console, as_json) if migrate else _restores(settings, console, as_json)
     sys.exit(0 if equal else 1)
+
+
+def _tiny(seed: int | None, as_json: bool) -> bool:
+    from rich.console import Console
+
+    from statemgr_tools.demo.tiny import tiny, to_json
+
+    found = to_json(tiny(_drawn(seed), Console(stderr=as_json)))
+    if as_json:
+        _print_json(found)
+    return bool(found["equal"])
 
 
 def _restores(settings: Settings, console: Console, as_json: bool) -> bool:
@@ -97,6 +117,10 @@ def _migration(settings: Settings, console: Console, as_json: bool) -> bool:
 
 def _print_json(summary: dict[str, Any]) -> None:
     click.echo(json.dumps(summary, ensure_ascii=False, indent=2))
+
+
+def _drawn(seed: int | None) -> int:
+    return secrets.randbelow(100_000) if seed is None else seed
 
 
 def _settings(
@@ -125,7 +149,7 @@ def _settings(
     return Settings(
         directory=directory,
         blob=blob,
-        seed=secrets.randbelow(100_000) if seed is None else seed,
+        seed=_drawn(seed),
         kills=kills,
         sums=sums or FLIGHTS_SUMS,
         key=key or FLIGHTS_KEY,
