@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 # four tests at a time (they wait more than they compute); those of Spark stay on one worker, or on two if they are long
 # a worker that dies is replaced (tests/scheduling.py)
 PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=4
+# types are checked for the oldest Python, which pyproject.toml names, and for the newest
+NEWEST = 3.14
 # examples of each property in the long tests
 EXAMPLES ?= 300
 # one word of the shell, whatever is in it
@@ -22,7 +24,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-pythons test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -80,6 +82,9 @@ test-lowest: $(STAMP) ## Run unit tests, tasks and S3 with the oldest versions t
 	@$(VENV)-lowest/bin/python -m pytest $(PARALLEL) -m 'not long and not heavy' tests/core/unit tests/core/conformance \
 		tests/core/integration/test_task.py tests/core/integration/test_s3_bucket.py $(PYTEST_ARGS)
 
+test-pythons: $(STAMP) ## Run a part of the tests on each other Python of this machine (ARGS=--quick for the tests without servers)
+	@$(BIN)/python scripts/pythons.py $(ARGS)
+
 test-containers: $(STAMP) ## Run the integration tests on containers (needs Docker)
 	@STATEMGR_TEST_SERVERS=containers $(BIN)/python -m pytest -m 'integration or containers' $(PYTEST_ARGS)
 
@@ -91,6 +96,7 @@ lint: $(STAMP) ## Check style, types and the floors
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --python-version $(NEWEST)
 	@$(BIN)/lint-imports
 
 format: $(STAMP) ## Format the code
@@ -103,9 +109,9 @@ dev-up: $(STAMP) ## Start a local Kafka broker and S3 server
 dev-down: $(STAMP) ## Stop them
 	@$(BIN)/statemgr dev down $(ARGS)
 
-release: $(STAMP) ## Check the tree and the changelog, build, check and upload a release (INDEX=upload address)
-	@$(BIN)/python scripts/release.py $(if $(INDEX),--index $(call quoted,$(INDEX)))
+release: $(STAMP) ## Build a release twice, try it on each Python, write its SBOM, and upload it (INDEX=upload address)
+	@$(BIN)/python scripts/release.py $(if $(INDEX),--index $(call quoted,$(INDEX))) $(ARGS)
 
 clean: ## Stop local servers; remove the virtual environment, state and caches
 	@if [ -d .statemgr/dev ] && [ -x $(BIN)/statemgr ]; then $(BIN)/statemgr dev down; fi
-	@rm -rf $(VENV) $(VENV)-lowest .statemgr site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-3.* .statemgr site build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

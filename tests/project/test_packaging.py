@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import email
+import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.pythons import VERSIONS
 from statemgr.cli import main
 from statemgr.config import factories
 
@@ -128,7 +131,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
         assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = {"spark", "s3", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench"}
+    extras = {"spark", "s3", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench", "test"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
     assert set(addresses) == {"Source", "Issues", "Changelog"}
@@ -181,3 +184,36 @@ def test_constraints_name_exact_versions_without_addresses() -> None:
     ]
     needed = {r.split("[")[0].split(">")[0].split("=")[0].lower() for r in wanted}
     assert needed - {"statemgr"} <= names
+
+
+_ROW = re.compile(
+    r"^\| (?:[a-z0-9-, ]+ \| )?(?P<name>[a-z0-9-]+) \| `(?P<versions>[^`]+)` \| (?P<licence>[^|]+) \|", re.MULTILINE
+)
+_USERS = ("spark", "s3", "schema-registry", "otel", "transactions")
+
+
+def test_the_page_has_every_dependency_with_its_versions_and_licence() -> None:
+    """docs/dependencies.md agrees with pyproject.toml, and with what the packages say about their licence."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(one for extra in _USERS for one in extras[extra])]
+    split = {re.fullmatch(r"([a-z0-9-]+)(.*)", one) for one in wanted}
+    page = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    rows = {row["name"]: row for row in _ROW.finditer(page)}
+    assert {name: row["versions"] for name, row in rows.items()} == {found[1]: found[2] for found in split if found}
+    for name, row in rows.items():
+        about = importlib.metadata.metadata(name)
+        told = about.get("License-Expression") or " ".join(
+            [about.get("License") or "", *(one for one in about.get_all("Classifier") or () if "License" in one)]
+        )
+        assert row["licence"].split(" AND ")[0].split("-")[0] in told.replace("Python Software Foundation", "PSF"), name
+
+
+def test_the_classifiers_name_the_pythons_of_the_smoke_tests() -> None:
+    """Each Python of the classifiers is tested by `make test-pythons`, beginning with the oldest that pip accepts."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    named = [one.rpartition(" ")[2] for one in project["classifiers"] if "Python :: 3." in one]
+    assert named == [version for version in VERSIONS if version in named]
+    assert f">={named[0]}" == project["requires-python"] == f">={VERSIONS[0]}"

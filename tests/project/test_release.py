@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,9 +51,9 @@ def _checkout(tree: Path, changelog: str) -> Path:
 def test_a_release_without_a_section_in_the_changelog_is_refused(tmp_path: Path) -> None:
     """Nothing is built until the tree is clean and the changelog has a dated section with entries."""
     tree = tmp_path / "tree"
-    (tree / "scripts").mkdir(parents=True)
-    (tree / "statemgr").mkdir()
-    shutil.copy(ROOT / "scripts" / "release.py", tree / "scripts")
+    (tree / "statemgr").mkdir(parents=True)
+    shutil.copytree(ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".gitignore", tree)
     shutil.copy(ROOT / "pyproject.toml", tree)
     shutil.copy(ROOT / "statemgr" / "version.py", tree / "statemgr")
     changelog = tree / "CHANGELOG.md"
@@ -72,8 +73,16 @@ def test_a_fresh_environment_installs_what_was_released(tmp_path: Path) -> None:
     """pip installs the release from a local index with its dependencies, and the command runs."""
     tree = _checkout(tmp_path / "tree", f"# Changelog\n\n## [{__version__}] - 2026-01-31\n\n- The first release.\n")
     with package_index() as index:
-        made = _release(tree, "--index", index.upload_url, TWINE_USERNAME="tests", TWINE_PASSWORD="tests")
+        tried = ("--python", sys.executable, "--extras", "s3")  # the other ones take minutes
+        made = _release(tree, "--index", index.upload_url, *tried, TWINE_USERNAME="tests", TWINE_PASSWORD="tests")
         assert made.returncode == 0, made.stdout + made.stderr
+        assert made.stdout.count("restored from blob-store") == 2 * 3, "wheel and sdist run the demo"
+        assert re.search(r"\d+ of \d+ packages were checked|Nothing was checked for known vuln", made.stdout)
+        sbom = json.loads((tree / "dist" / __version__ / f"statemgr-{__version__}.cdx.json").read_text())
+        assert sbom["bomFormat"] == "CycloneDX"
+        parts = {part["name"]: part for part in sbom["components"]}
+        assert {"rocksdict", "confluent-kafka", "boto3"} <= set(parts)
+        assert [name for name, part in parts.items() if not part.get("licenses")] == []
         assert f"Version {__version__} is uploaded" in made.stdout
         assert sorted(index.files) == [f"statemgr-{__version__}-py3-none-any.whl", f"statemgr-{__version__}.tar.gz"]
         fresh = tmp_path / "fresh"
