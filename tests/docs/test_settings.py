@@ -9,7 +9,6 @@ from pathlib import Path
 
 import fastavro
 import pytest
-import yaml
 
 from statemgr import JobConfig
 from tests.docs.blocks import ROOT, Block, blocks, every_block
@@ -60,23 +59,3 @@ def test_both_ways_to_write_a_key_mean_the_same() -> None:
     base = {"job.name": "orders", "stores.totals.type": "rocksdb", "blob.store.uri": "memory://orders"}
     stores = [JobConfig.from_mapping({**base, **mapping}).stores["totals"] for mapping in (first, second)]
     assert stores[0].backup_factories == stores[1].backup_factories == ("kafka-changelog", "blob-store")
-
-
-def test_the_stateful_set_fits_the_service() -> None:
-    """docs/monitoring.md: names and ports of the stateful set match, and its probes have the service's paths."""
-    (text,) = blocks("docs/monitoring.md", "## Health and readiness", "yaml")
-    found = yaml.safe_load(text)
-    assert (found["apiVersion"], found["kind"]) == ("apps/v1", "StatefulSet")
-    template = found["spec"]["template"]
-    (container,) = template["spec"]["containers"]
-    (port,) = container["ports"]
-    assert template["metadata"]["labels"] == found["spec"]["selector"]["matchLabels"]
-    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
-    probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")}
-    assert {name: probe["path"] for name, probe in probes.items()} == {"liveness": "/healthz", "readiness": "/readyz"}
-    assert {probe["port"] for probe in probes.values()} == {port["name"]}
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {claim["metadata"]["name"] for claim in found["spec"]["volumeClaimTemplates"]}
-    (commented,) = re.findall(r"# (metrics\.port = \d+), (log\.format = .*)", text)
-    config = JobConfig.from_mapping({"job.name": "orders", **tomllib.loads("\n".join(commented))})
-    assert config.metrics_port == port["containerPort"]

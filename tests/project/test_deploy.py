@@ -1,0 +1,100 @@
+"""The files of deploy/: what Kubernetes' schemas, the configuration and the metrics say about them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from statemgr import JobConfig
+from tests.docs.blocks import blocks
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+#: Kinds that others define: the schemas of these resources are with their operators (docs/deploy.md).
+_OF_OPERATORS = {"ScaledObject", "ServiceMonitor", "SparkApplication"}
+
+
+def _resources(file: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+
+def _all() -> dict[str, dict[str, Any]]:
+    return {resource["kind"]: resource for file in FILES for resource in _resources(file)}
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.37"])
+def test_kubernetes_takes_every_resource(version: str) -> None:
+    """Each field exists and has its type, by the strict schemas of an old version and of the newest."""
+    seen = set()
+    for file in FILES:
+        for resource in _resources(file):
+            if resource["kind"] not in _OF_OPERATORS:
+                kubernetes_validate.validate(resource, version, strict=True)
+            seen.add(resource["kind"])
+    expected = {"ConfigMap", "StatefulSet", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"}
+    assert seen == expected | _OF_OPERATORS
+
+
+def test_a_field_that_does_not_exist_is_found() -> None:
+    """The checker is strict: a typing error is no silent nothing."""
+    wrong = _all()["PodDisruptionBudget"] | {"spec": {"maxUnavailabel": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.37", strict=True)
+
+
+def test_the_parts_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration loads, and ports, paths, names and metrics are those that the other files use."""
+    monkeypatch.setenv("POD_NAME", "orders-0")
+    found = _all()
+    config = JobConfig.from_mapping(tomllib.loads(found["ConfigMap"]["data"]["job.toml"]))
+    assert config.kafka_client("consumer")["group.instance.id"] == "orders-0"
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(config.state_dir), "/app/job.toml"} <= mounts
+    assert container["ports"] == [{"name": "metrics", "containerPort": config.get("metrics.port")}]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    claims = found["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    assert mounted == {one["name"] for one in pod["volumes"]} | {one["metadata"]["name"] for one in claims}
+    assert (container["livenessProbe"]["httpGet"]["path"], container["readinessProbe"]["httpGet"]["path"]) == (
+        "/healthz",
+        "/readyz",
+    )
+    for scaler in ("ScaledObject", "HorizontalPodAutoscaler"):
+        spec = found[scaler]["spec"]
+        assert spec["scaleTargetRef"]["name"] == found["StatefulSet"]["metadata"]["name"]
+        assert spec.get("maxReplicaCount", spec.get("maxReplicas")) == config.tasks
+    monitoring = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    texts = [file.read_text(encoding="utf-8") for file in FILES if file.name.startswith("scale-")]
+    for name in re.findall(r"statemgr_[a-z_]+", "".join(texts)):
+        assert f"`{name}`" in monitoring
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    for kind in ("Service", "PodDisruptionBudget", "ServiceMonitor"):
+        selector = found[kind]["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels
+
+
+def test_the_image_runs_as_nobody_and_compiles_nothing() -> None:
+    """The user is the one of the pod, and pip takes wheels only."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    user = _all()["StatefulSet"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
+    assert f"\nUSER {user}\n" in text
+    assert "--only-binary :all:" in text
+    assert "HEALTHCHECK" in text
+    assert "9100/healthz" in text
+    assert "apt-get" not in text
+
+
+def test_the_page_shows_the_commands() -> None:
+    """docs/deploy.md names every file of deploy/."""
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    for file in [*FILES, *DEPLOY.glob("*Dockerfile")]:
+        assert f"{file.relative_to(ROOT)}" in page
+    assert blocks("docs/deploy.md", "# In a cluster", "sh")
