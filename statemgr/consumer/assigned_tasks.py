@@ -202,7 +202,8 @@ class AssignedTasks:
             raise errors[0]
 
     def close(self, tasks: Collection[int] | None = None, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Close tasks (None: all) without a commit. A restore in progress is cancelled, without waiting for it.
+        """Close tasks (None: all) without a commit. A restore in progress is cancelled, without waiting for it; a fence
+        in progress has ended, because the next owner may fence as soon as this returns, and must not be fenced by us.
 
         ``hurried``: if it returns True, tasks leave no local copies. Any thread calls it.
         """
@@ -211,6 +212,8 @@ class AssignedTasks:
         for owned in leaving:
             if owned.task is None and not owned.opening.cancel():
                 owned.opening.add_done_callback(_close_opened)
+        if len(closing) < len(leaving):
+            self._fencer.submit(_nothing).result()  # what waits before this leaves out tasks that are lost
         if closing:
             with self._services.executors.pool("close", _CLOSED_TOGETHER) as pool:
                 list(pool.map(lambda task: task.close(leave_copies=not hurried()), closing))
@@ -266,6 +269,10 @@ class AssignedTasks:
             raise
         self._opened.add(task.name)
         return task
+
+
+def _nothing() -> None:
+    """What a pool does last, when everything before it has ended."""
 
 
 def _close_opened(opening: Future[Task]) -> None:

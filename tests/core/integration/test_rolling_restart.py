@@ -73,6 +73,7 @@ def test_members_with_names_are_restarted_in_turn(
         start(name)
     before: dict[str, set[str]] = {}
     while sorted(map(len, before.values())) != [2, 2, 2]:  # until all have joined, or the time of the test is over
+        assert all(process.child.poll() is None for process in processes.values())
         send()
         wait_until(lambda: sum(published(config).values()) == sent)
         before = owners()
