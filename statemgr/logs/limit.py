@@ -17,8 +17,9 @@ class RateLimit(logging.Filter):
     """Lets a few lines of each kind pass in each window, and then says how many it has held back.
 
     A window begins with the first line after the last window. The count of a window follows it, as one line with the
-    event ``client`` and the field ``suppressed``: before the next line of the library, or before the next event of
-    statemgr. Lines at the level DEBUG pass, because somebody asked for them. Safe to use from many threads.
+    event ``client``, the field ``suppressed`` and the highest level of what it counts: before the next line of the
+    library, or before the next event of statemgr. Lines at the level DEBUG pass, because somebody asked for them. Safe
+    to use from many threads.
 
     Args:
         library: the name of the library in the count.
@@ -47,6 +48,8 @@ class RateLimit(logging.Filter):
         self._lock = threading.Lock()
         self._ends = float("-inf")
         self._seen: Counter[str] = Counter()
+        #: The highest level of the lines that are held back.
+        self._loudest = logging.NOTSET
         self._log: logging.Logger | None = None
         _limits.append(self)
 
@@ -64,7 +67,10 @@ class RateLimit(logging.Filter):
                 self._ends = now + self._window_s
                 self._log = logging.getLogger(record.name)
             self._seen[kind] += 1
-            return self._seen[kind] <= self._most
+            passes = self._seen[kind] <= self._most
+            if not passes:
+                self._loudest = max(self._loudest, record.levelno)
+            return passes
 
     def flush(self, *, now: bool = False) -> None:
         """Write the count of a window that has ended; with ``now``, also of one that has not."""
@@ -74,10 +80,12 @@ class RateLimit(logging.Filter):
             held = {kind: count - self._most for kind, count in self._seen.items() if count > self._most}
             self._seen.clear()
             self._ends, log = float("-inf"), self._log
+            level, self._loudest = self._loudest, logging.NOTSET
         if held and log is not None:
             total = sum(held.values())
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(held.items(), key=lambda one: -one[1]))
-            log.warning(
+            log.log(
+                level,
                 "%d more line%s of %s suppressed in %.0f s: %s",
                 total, "s" * (total > 1), self._library, self._window_s, kinds,
                 extra={"event": "client", "suppressed": total},

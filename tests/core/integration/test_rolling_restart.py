@@ -40,7 +40,7 @@ def test_members_with_names_are_restarted_in_turn(
     kafka: KafkaServer, tmp_path: Path, processes: dict[str, Process], strategy: str
 ) -> None:
     """J2.25: each of three members is stopped and started again while input arrives. It gets its own tasks back, nobody
-    else opens a task again, each message counts once, and no line of the log is a warning."""
+    else opens a task again, each message counts once, and no restart writes a warning."""
     topic, group, tasks, names = kafka.fresh_name("in"), kafka.fresh_name("group"), 6, ("pod-0", "pod-1", "pod-2")
     make_topic(kafka, topic, tasks)
     settings = {f"kafka__consumer__{key}": value for key, value in _GROUPS[strategy].items()}
@@ -78,6 +78,7 @@ def test_members_with_names_are_restarted_in_turn(
         wait_until(lambda: sum(published(config).values()) == sent)
         before = owners()
     openings = {name: opened(name) for name in names}
+    joined = {name: (tmp_path / f"{name}.err").stat().st_size for name in names}
     for name in names:
         assert processes[name].terminate()[1] is None
         send()  # that of its partitions waits for it
@@ -90,5 +91,5 @@ def test_members_with_names_are_restarted_in_turn(
         assert process.terminate()[1] is None
     states = [contents(config, f"Partition {index}")[0] for index in range(tasks)]
     assert sum(int(value) for state in states for value in state["totals"].values()) == sent
-    logged = "".join((tmp_path / f"{name}.err").read_text(encoding="utf-8") for name in names)
-    assert [line for line in logged.splitlines() if line.startswith(("WARNING", "ERROR", "%"))] == []
+    logged = b"".join((tmp_path / f"{name}.err").read_bytes()[joined[name] :] for name in names).decode()
+    assert [line for line in logged.splitlines() if not line.startswith("INFO:statemgr.")] == []
