@@ -90,7 +90,9 @@ def _submit(master: str, packed: Path, directory: Path, order: dict[str, Any]) -
         "--conf", "spark.sql.shuffle.partitions=2", str(_PROGRAMS / "query.py"), json.dumps(order),
     ]  # fmt: skip
     driver = packed.parent / "packed" / "bin" / "python"
-    environment = _environment(PYSPARK_PYTHON="./packed/bin/python", PYSPARK_DRIVER_PYTHON=driver)
+    environment = _environment(
+        PYSPARK_PYTHON="./packed/bin/python", PYSPARK_DRIVER_PYTHON=driver, OWN_DISK=directory / "driver"
+    )
     ran = subprocess.run(command, cwd=directory, env=environment, check=False, capture_output=True, text=True)
     said = "\n".join(line for line in (ran.stdout + ran.stderr).splitlines() if " INFO " not in line)
     assert ran.returncode == 0, said[-6000:]
