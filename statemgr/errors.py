@@ -110,7 +110,8 @@ class FencedError(StatemgrError):
 
 
 class OutcomeUnknownError(StatemgrError):
-    """The acknowledgement of a publish was lost. Nothing may be deleted until the outcome is settled."""
+    """The acknowledgement of a publish was lost, or the publish is known and its backup is not whole. Nothing may be
+    deleted until the next commit has settled that."""
 
     exit_status = 3
 
