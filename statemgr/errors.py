@@ -110,8 +110,8 @@ class FencedError(StatemgrError):
 
 
 class OutcomeUnknownError(StatemgrError):
-    """The acknowledgement of a publish was lost, or the publish is known and its backup is not whole. Nothing may be
-    deleted until the next commit has settled that."""
+    """A publish may have happened: its acknowledgement was lost, it still runs, or it is known and its backup is not
+    whole. Nothing may be deleted until the next commit has settled it."""
 
     exit_status = 3
 

@@ -155,8 +155,7 @@ class TaskCoordinator(Coordinator):
             return  # the new owner has the commit and looks for its blobs; the next call says that this owner is fenced
         except StatemgrError as error:
             raise OutcomeUnknownError(
-                f"the commit was published, but blobs of its backup were deleted meanwhile, and the backup could not be "
-                f"made again: {error.message}",
+                f"the commit was published, but has lost blobs, and its backup was not made again: {error.message}",
                 hint="commit again: the next commit makes the backup again",
                 **{"task": self._task, **error.where},
             ) from error

@@ -133,9 +133,8 @@ class Model:
         self._scheduler.trace(f"commit {position}")
         try:
             yield
-        except RetryableError as error:
-            if not self.may_be_published(error):
-                self.tried[position] -= 1
+        except RetryableError:
+            self.tried[position] -= 1  # surely not published
             raise
         self.acked = max(self.acked, position)
         self.acks += 1
@@ -150,10 +149,6 @@ class Model:
         """A rollback was acknowledged, which published this checkpoint."""
         self.acked = min(self.acked, checkpoint.input_offsets[SOURCE])
         self._went_back_at = checkpoint.sequence
-
-    def may_be_published(self, error: StatemgrError) -> bool:
-        """Whether a commit that ended with this error may be on the topic."""
-        return not isinstance(error, RetryableError) or error.message.startswith("the commit did not end")
 
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""

@@ -95,7 +95,7 @@ class TaskOwner(Owner):
                 except (RetryableError, OutcomeUnknownError) as error:
                     if decide(f"gives up {moment}", 2):
                         raise
-                    if self._model.may_be_published(error):
+                    if isinstance(error, OutcomeUnknownError):
                         at.changed.add("perhaps none")
                     at.failed = decide(f"tries the same {moment}", 2) == 0
                     self._scheduler.note(f"goes on after {type(error).__name__}: {error.message}")
