@@ -41,10 +41,10 @@ bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, 
 test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_ARGS=...)
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not heavy' $(PYTEST_ARGS)
 
-test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
+test-long: $(STAMP) ## Run the long tests: crash matrices, several brokers, long properties
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m '(long or property) and not heavy' $(PYTEST_ARGS)
 
-test-heavy: $(STAMP) ## Run the tests that take minutes and several JVMs, one after the other
+test-heavy: $(STAMP) ## Run the tests that take minutes or several JVMs, and the rest of the crash matrices, one after the other
 	@$(BIN)/python -m pytest -m heavy $(PYTEST_ARGS)
 
 test-adopt: $(STAMP) ## Adopt real applications of all shapes, and random ones (SEED=n, TOPOLOGIES=n), with kills at every step

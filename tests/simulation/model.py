@@ -12,7 +12,14 @@ from contextlib import contextmanager
 
 from statemgr.engine.attempts import Attempt
 from statemgr.engine.task import Task
-from statemgr.errors import CorruptError, LayoutMismatch, MissingState, RetryableError, StatemgrError
+from statemgr.errors import (
+    CorruptError,
+    LayoutMismatch,
+    MissingError,
+    RetryableError,
+    StatemgrError,
+    TopicMisconfigured,
+)
 from statemgr.model.checkpoint import Checkpoint
 from tests.simulation.scheduler import Scheduler
 
@@ -40,7 +47,7 @@ class Model:
         going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
         kept: the IDs of checkpoints that somebody was told are kept.
         was_rescaled: whether the job may have had another number of tasks.
-        was_damaged: says whether somebody has read wrong bytes.
+        was_damaged: says whether somebody has read wrong bytes, or blobs were lost.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -154,7 +161,7 @@ class Model:
         """Raises: Wrong for an error that no situation explains."""
         if isinstance(error, LayoutMismatch) and self.was_rescaled:
             return
-        if isinstance(error, CorruptError | MissingState) and self.was_damaged():
+        if isinstance(error, CorruptError | MissingError | TopicMisconfigured) and self.was_damaged():
             return
         if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
