@@ -149,6 +149,7 @@ class History:
     def run(self) -> None:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
+        tempfile.gettempdir()  # its first call in a process writes a file
         shm = Path("/dev/shm")
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:

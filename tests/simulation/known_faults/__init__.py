@@ -67,7 +67,7 @@ FOUND_BY: Mapping[str, int] = {
     "failed_commit_drops_its_changes": 50,
     "changes_during_a_commit_are_dropped": 2,
     "success_before_the_commit": 0,
-    "upload_that_failed_counts": 21,
+    "upload_that_failed_counts": 29,
 }
 
 #: Faults that no seed has found so far.
