@@ -10,22 +10,16 @@ import http.client
 import importlib.util
 import os
 import secrets
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr.errors import PrerequisiteMissing
-from statemgr_tools.dev.jars import cache_directory
 from statemgr_tools.dev.process import Server, ServerProcess, spawn
+from statemgr_tools.dev.programs import go_program
 
 VERSITYGW_VERSION = "v1.8.0"
 REGION = "us-east-1"
-
-_MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
-_BUILD_DEADLINE_S = 600
 
 
 @dataclass(kw_only=True)
@@ -112,38 +106,8 @@ class S3Server(Server):
 
 
 def find_versitygw(*, build: bool = True) -> Path | None:
-    """Return the versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
-    if found := shutil.which("versitygw"):
-        return Path(found)
-    kept = cache_directory() / "bin" / f"versitygw-{VERSITYGW_VERSION}"
-    for candidate in (Path(os.environ.get("GOBIN") or "/nonexistent", "versitygw"), kept):
-        if os.access(candidate, os.X_OK):
-            return candidate
-    return _build_versitygw(kept) if build else None
-
-
-def _build_versitygw(destination: Path) -> Path | None:
-    go = shutil.which("go")
-    if go is None:
-        return None
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix="build-") as work:
-        # a static program also runs in an empty container image
-        environment = os.environ | {"GOBIN": work, "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
-        try:
-            subprocess.run(
-                [go, "install", _MODULE],
-                env=environment,
-                cwd=work,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_BUILD_DEADLINE_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None  # an old Go or no network: use moto instead
-        os.replace(Path(work, "versitygw"), destination)
-    return destination
+    """Return the versitygw program, as :func:`statemgr_tools.dev.programs.go_program`."""
+    return go_program("versitygw", "github.com/versity/versitygw/cmd/versitygw", VERSITYGW_VERSION, build=build)
 
 
 def _has_extended_attributes(directory: Path) -> bool:

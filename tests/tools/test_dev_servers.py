@@ -216,7 +216,7 @@ def test_a_port_that_is_in_use_is_an_error_that_names_it_and_the_option(tmp_path
             with pytest.raises(InvalidError, match=f"port {port} is in use by .*{os.getpid()}") as error:
                 up(tmp_path, kafka_port=port, s3_port=port, **parts)
             assert option in (error.value.hint or "")
-        assert read_state(tmp_path) == (None, None)
+        assert read_state(tmp_path) == {}
     try:
         assert up(tmp_path, kafka=False, s3_port=port).s3_endpoint == f"http://127.0.0.1:{port}"
         assert up(tmp_path, kafka=False).s3_endpoint == f"http://127.0.0.1:{port}"
@@ -278,7 +278,7 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
     try:
         first = up(tmp_path, kafka=False, s3_kind="moto")
         down(tmp_path)
-        _, stopped = read_state(tmp_path)
+        stopped = read_state(tmp_path)["s3"]
         other = S3Server(directory=tmp_path / "other", kind="moto", port=stopped.port)
         other.start()
         try:

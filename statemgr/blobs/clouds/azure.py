@@ -295,7 +295,7 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
             message = answer.body[:200].decode(errors="replace").strip()
     text = f"Azure answered {status} {code}: {message}".rstrip(": ")
     told: dict[str, Any] = {**where, **({"code": code} if code else {})}
-    if code in _DAMAGED:
+    if code in _DAMAGED or (code == "InvalidOperation" and "MD5" in message):
         return Damaged(text, **told)
     if code in ("BlobAlreadyExists", "ConditionNotMet") or (status == 412 and what in ("put", "get")):
         return BlobExists("a blob of this name exists already", **where)
