@@ -18,7 +18,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import IO, Any, ClassVar, cast
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -129,19 +129,23 @@ class GcsBlobStore(CloudBlobStore):
         if digest is not None:
             fields["crc32c"] = digest
         if ttl_days is not None:
-            fields["customTime"] = _rfc3339(self._now_ms() + ttl_days * DAY_MS)
+            fields["customTime"] = self._expires(ttl_days)
         return json.dumps(fields)
 
-    def _now_ms(self) -> int:
-        """The later of this machine's and the server's time: with a clock that is slow, no rule deletes too early."""
-        own = self._clock.time_ns() // 1_000_000
-        try:
-            return max(own, self._http.time_ms())
-        except InvalidError:
-            return own
+    def _expires(self, ttl_days: int) -> str:
+        """A custom time, from the later of this machine's and the server's time: no slow clock makes a rule delete too
+        early."""
+        now_ms = self._clock.time_ns() // 1_000_000
+        with suppress(InvalidError):
+            now_ms = max(now_ms, self._http.time_ms())
+        expires = datetime.fromtimestamp((now_ms + ttl_days * DAY_MS) / 1000, UTC)
+        return expires.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def remove_ttl(self, blob_id: str) -> None:
-        body = json.dumps({"customTime": _NEVER}).encode()
+        self._update(blob_id, _NEVER)
+
+    def _update(self, blob_id: str, custom_time: str) -> None:
+        body = json.dumps({"customTime": custom_time}).encode()
         headers = {"Content-Type": "application/json"}
         url = f"{self._url(self._key(blob_id))}?fields=name"
         self._http.ask("PATCH", url, headers, body, what="update", blob=blob_id)
@@ -166,8 +170,11 @@ class GcsBlobStore(CloudBlobStore):
                 return False
             progress = json.loads(answer.body)
             if progress.get("done", True):
-                return True
+                break
             token = {"rewriteToken": progress["rewriteToken"]}
+        if "customTime" not in progress.get("resource", {}):  # a server that takes it only with an update
+            self._update(blob_id, self._expires(ttl_days))
+        return True
 
     def _delete_together(self, keys: Sequence[str]) -> Sequence[Answer]:
         kind, body = batch([("DELETE", urlsplit(self._url(key)).path, {}) for key in keys])
@@ -348,10 +355,6 @@ def _covers(rule: Any, prefix: str) -> bool:
 
 def _epoch_ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
-
-
-def _rfc3339(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _read_whole(stream: IO[bytes], size: int) -> bytes:
