@@ -397,7 +397,7 @@ def test_the_lifecycle_rule_is_installed_next_to_others(cloud: CloudServer) -> N
         for _ in range(2):
             assert blobs.administration.fix() == ("the lifecycle rule is installed",)
         prefix = str(undecorated(blobs)._prefix)  # type: ignore[attr-defined]
-        mine = {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": 0, "matchesPrefix": [prefix]}}
+        mine = {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": 1, "matchesPrefix": [prefix]}}
         assert proxy.rules == [other, mine]
         assert blobs.administration.probe() == []
 

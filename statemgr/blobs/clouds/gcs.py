@@ -218,7 +218,7 @@ class GcsBlobStore(CloudBlobStore):
         bucket = self._bucket_resource("fix")
         rules = bucket.get("lifecycle", {}).get("rule", [])
         if not any(_covers(rule, self._prefix) for rule in rules):
-            condition: dict[str, Any] = {"daysSinceCustomTime": 0}
+            condition: dict[str, Any] = {"daysSinceCustomTime": 1}
             if self._prefix:
                 condition["matchesPrefix"] = [self._prefix]
             rule = {"action": {"type": "Delete"}, "condition": condition}
@@ -350,7 +350,7 @@ def _covers(rule: Any, prefix: str) -> bool:
     condition = dict(rule.get("condition", {}))
     prefixes = condition.pop("matchesPrefix", [""])
     deletes = rule.get("action", {}).get("type") == "Delete"
-    return deletes and condition == {"daysSinceCustomTime": 0} and any(prefix.startswith(one) for one in prefixes)
+    return deletes and condition == {"daysSinceCustomTime": 1} and any(prefix.startswith(one) for one in prefixes)
 
 
 def _epoch_ms(text: str) -> int:
