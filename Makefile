@@ -56,8 +56,8 @@ journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs o
 
 test-clouds: $(STAMP) ## Run the tests of blob stores on fake-gcs-server, Azurite and two S3 servers
 	@$(BIN)/python -m pytest -m 'heavy or not heavy' tests/clouds $(PYTEST_ARGS)
-	@STATEMGR_TEST_S3_KIND=moto $(BIN)/python -m pytest -m 'not long and not heavy' -k 's3 or S3' \
-		tests/core/conformance/test_blob_store.py tests/operations/gc/test_collect.py $(PYTEST_ARGS)
+	@for kind in seaweedfs moto; do STATEMGR_TEST_S3_KIND=$$kind $(BIN)/python -m pytest -m 'not heavy' \
+		tests/core/conformance/test_blob_store.py tests/operations/gc/test_collect.py -k s3 $(PYTEST_ARGS) || exit 1; done
 
 test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that PySpark ships, on both engines
 	@$(BIN)/python -m pytest -m heavy tests/spark/test_spark_suites.py $(PYTEST_ARGS)

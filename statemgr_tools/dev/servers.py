@@ -108,7 +108,12 @@ def up(
         store = known.get("s3") or S3Server(directory=root / "s3", kind=s3_kind)
         assert isinstance(store, S3Server)
         _settle_port(store, s3_port, "--s3-port")
-        if not store.running and store.kind != "moto" and find_versitygw(build=False) is None and shutil.which("go"):
+        if (
+            not store.running
+            and store.kind in (None, "versitygw")
+            and find_versitygw(build=False) is None
+            and shutil.which("go")
+        ):
             report("building the S3 server with Go (only the first time)")
             find_versitygw()
         start(store, "s3")

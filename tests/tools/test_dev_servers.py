@@ -19,7 +19,7 @@ from statemgr.errors import CorruptError, InvalidError, UnavailableError
 from statemgr_tools.commands.dev import command
 from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
-from statemgr_tools.dev.s3 import S3Server, find_versitygw
+from statemgr_tools.dev.s3 import S3Server, find_seaweedfs, find_versitygw
 from statemgr_tools.dev.servers import read_state
 from tests import servers
 
@@ -289,11 +289,13 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
         down(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["versitygw", "moto"])
-def test_both_s3_servers_serve_a_bucket(tmp_path: Path, kind: str) -> None:
-    """Both the preferred server and the fallback can store an object and find it again."""
+@pytest.mark.parametrize("kind", ["versitygw", "moto", "seaweedfs"])
+def test_each_s3_server_serves_a_bucket(tmp_path: Path, kind: str) -> None:
+    """The preferred server, the fallback and the second real one can store an object and find it again."""
     if kind == "versitygw" and find_versitygw() is None:
         pytest.skip("neither versitygw nor Go is here")
+    if kind == "seaweedfs" and find_seaweedfs(build=False) is None:
+        pytest.skip("SeaweedFS is not here; `make test-clouds` builds it, in minutes")
     server = S3Server(directory=tmp_path, kind=kind, port=free_port())
     server.start()
     try:

@@ -177,7 +177,7 @@ class GcsBlobStore(CloudBlobStore):
         return True
 
     def _delete_together(self, keys: Sequence[str]) -> Sequence[Answer]:
-        kind, body = batch([("DELETE", urlsplit(self._url(key)).path, {}) for key in keys])
+        kind, body = batch([("DELETE", urlsplit(self._url(key)).path, {}) for key in keys], "<blob-{}>")
         answer = self._http.ask(
             "POST", f"{self._endpoint}/batch/storage/v1", {"Content-Type": kind}, body, what="delete"
         )

@@ -229,10 +229,13 @@ class Http:
             pool.clear()
 
 
-def batch(requests: Sequence[tuple[str, str, Mapping[str, str]]]) -> tuple[str, bytes]:
+def batch(requests: Sequence[tuple[str, str, Mapping[str, str]]], name: str = "{}") -> tuple[str, bytes]:
     """Several requests (method, path, headers) as the body of one. Returns: the content type and the body.
 
     Both clouds take ``multipart/mixed`` with a request in each part.
+
+    Args:
+        name: what a part is called after its number.
     """
     boundary = f"batch_{unique_name()}"
     parts = []
@@ -240,7 +243,7 @@ def batch(requests: Sequence[tuple[str, str, Mapping[str, str]]]) -> tuple[str, 
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         parts.append(
             f"--{boundary}\r\nContent-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n"
-            f"Content-ID: {number}\r\n\r\n{method} {path} HTTP/1.1\r\n{lines}\r\n\r\n"
+            f"Content-ID: {name.format(number)}\r\n\r\n{method} {path} HTTP/1.1\r\n{lines}\r\n\r\n"
         )
     return f"multipart/mixed; boundary={boundary}", ("".join(parts) + f"--{boundary}--\r\n").encode()
 
