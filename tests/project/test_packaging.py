@@ -128,7 +128,7 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
         assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = {"spark", "s3", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench"}
+    extras = {"spark", "s3", "gcs", "azure", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
     assert set(addresses) == {"Source", "Issues", "Changelog"}
