@@ -74,7 +74,6 @@ def main(local) -> None:
     query = (
         sessions(local.spark, local.broker, topic, local.config("sessions"))
         .writeStream.format("console")
-        .option("checkpointLocation", local.location("sessions"))
         .start()
     )
     query.processAllAvailable()  # ann's two sessions and bob's first one are over

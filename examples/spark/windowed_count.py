@@ -69,7 +69,6 @@ def main(local) -> None:
     query = (
         windows(local.spark, local.broker, topic, local.config("windows"))
         .writeStream.format("console")
-        .option("checkpointLocation", local.location("windows"))
         .start()
     )
     query.processAllAvailable()  # the windows up to 10:02 are over; a query that goes on would call awaitTermination
