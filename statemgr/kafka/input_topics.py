@@ -124,7 +124,7 @@ class InputTopics:
 
         Leaves out topics that do not exist here or that these credentials may not describe.
         """
-        topics = sorted({source_topic(partition) for partition in offsets})
+        topics = sorted({topic for partition in offsets if (topic := source_topic(partition)) is not None})
         try:
             described = self._client().describe(topics)
         except AccessDenied as error:

@@ -13,8 +13,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +130,49 @@ def _in_turn(
             if number >= 0:
                 found[side.engine].append(seconds)
     return found
+
+
+def measure_frames(*, keys: int, rows: int, tasks: int, batches: int) -> dict[str, Any]:
+    """Run the code of the pandas processor alone, on data frames that are there, in as many processes as tasks.
+
+    Returns: ``own``: for each batch, the seconds that the slowest process takes.
+    """
+    with ProcessPoolExecutor(tasks, get_context("spawn")) as pool:
+        found = [pool.submit(_frames_alone, keys // tasks, rows // tasks, batches, seed) for seed in range(tasks)]
+        return {"own": [max(times) for times in zip(*(one.result() for one in found), strict=True)]}
+
+
+def _frames_alone(keys: int, rows: int, batches: int, seed: int) -> list[float]:
+    picks, found = random.Random(seed), []
+    processor, state = PandasTotals(), _Remembered()
+    processor._state = state  # type: ignore[assignment]
+    for _ in range(batches):
+        values: dict[str, list[int]] = {}
+        for _ in range(rows):
+            values.setdefault(f"{picks.randrange(keys):012}", []).append(picks.randrange(1000))
+        frames = {key: pd.DataFrame({"key": key, "value": of_key}) for key, of_key in values.items()}
+        began = time.perf_counter()
+        for state.key, frame in frames.items():
+            for _ in processor.handleInputRows((state.key,), iter((frame,)), None):  # type: ignore[arg-type]
+                pass
+        found.append(time.perf_counter() - began)
+    return found
+
+
+class _Remembered:
+    """A value state that costs nothing."""
+
+    def __init__(self) -> None:
+        self.key = ""
+        self._values: dict[str, Any] = {}
+
+    def get(self) -> Any:
+        """Return the value of the key."""
+        return self._values.get(self.key)
+
+    def update(self, value: Any) -> None:
+        """Set the value of the key."""
+        self._values[self.key] = value
 
 
 def measure_fetches(
