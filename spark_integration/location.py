@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _MEMORY = Path("/dev/shm")
 #: Free bytes that a location in memory needs: Spark keeps 100 batches, each with a text of all input offsets, twice.
 _MEMORY_BYTES = 32 * 1024 * 1024
+#: A setting for the start of a query with its own location: Hadoop then writes no file of checksums next to each file
+#: of Spark's logs. It starts a process (chmod) for each file, which costs more than the file.
+WITHOUT_CHECKSUMS = ("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
 
 
 def own_locations() -> tuple[Path, Path]:

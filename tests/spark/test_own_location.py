@@ -71,7 +71,9 @@ def test_each_start_has_a_location_of_its_own(pipeline: MakePipeline, memory: Pa
         for query in running:
             query.processAllAvailable()
         assert len(locations(memory)) == 2
-        assert all((found / "commits" / "0").is_file() for found in locations(memory))
+        for found in locations(memory):
+            assert (found / "commits" / "0").is_file()
+            assert list(found.rglob("*.crc")) == [], "each costs a process"
         for query in running:
             query.stop()
         assert locations(memory) == []
@@ -146,7 +148,9 @@ def test_inputs_that_need_a_kept_location(pipeline: MakePipeline, memory: Path) 
             .selectExpr("cast(cast(value as string) as binary) key")
         )
 
+    with_rate = without(job).input(rate).start()
     with pytest.raises(InvalidError, match="other than Kafka"):
-        without(job).input(rate).start().processAllAvailable()
+        with_rate.processAllAvailable()
+    with_rate.stop()
     assert job.contents() == {"Partition 0": {}}
     assert locations(memory) == []
