@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 from statemgr.local.clock import SystemClock
 
+#: The latency of a distant S3 server, in seconds.
+LATENCY_S = 0.024
 _BUFFER = 256 * 1024
 _DEADLINE_S = 60.0
 _NOT_PASSED_ON = {"connection", "transfer-encoding", "expect", "date", "server"}

@@ -46,6 +46,7 @@ TABLE = {
     "spark-processor": ("spark", False),
     "spark-200": ("spark", False),
     "spark-restart": ("spark", False),
+    "spark-location": ("spark", False),
     "spark-affinity": ("spark", False),
     "spark-many": ("spark", False),
 }

@@ -13,13 +13,12 @@ from statemgr_tools.bench.backups import Backup, backup_of
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import Sample, interleaved
 from statemgr_tools.bench.memory import fresh_place
-from statemgr_tools.bench.proxy import SlowProxy, fixed
+from statemgr_tools.bench.proxy import LATENCY_S, SlowProxy, fixed
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, compared
 from statemgr_tools.bench.session import GIBIBYTE, MEBIBYTE, Session, changed
 from statemgr_tools.bench.states import state_of
 
-_LATENCY_S = 0.024
 _GETS = 200
 
 
@@ -29,7 +28,7 @@ def first_answer(session: Session) -> Iterator[Line]:
     sizes = {"small": session.bytes(64 * MEBIBYTE), "large": session.bytes(4 * GIBIBYTE)}
     backups = {name: backup_of(session, state_of(session, size), s3=True) for name, size in sizes.items()}
     large = str(backups["large"].state)
-    with SlowProxy(session.servers.s3().endpoint, fixed(_LATENCY_S)) as proxy:
+    with SlowProxy(session.servers.s3().endpoint, fixed(LATENCY_S)) as proxy:
         found = interleaved(
             {
                 "small": lambda number: _by_need(session, backups["small"], proxy, number),
@@ -40,7 +39,7 @@ def first_answer(session: Session) -> Iterator[Line]:
             session.report,
         )
     ours, whole = found["large"], found["whole"]
-    behind = f"behind a proxy that adds {_LATENCY_S * 1000:g} ms"
+    behind = f"behind a proxy that adds {LATENCY_S * 1000:g} ms"
     first = f"s to the first value of {large}, {behind}"
     yield compared("first-answer", ours.median(), first, "the whole restore", whole.median(), Target("at most", 1 / 30))
     yield compared(
