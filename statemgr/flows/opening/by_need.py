@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 
-from statemgr.errors import CorruptError, CorruptFile, MissingError, StatemgrError
+from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
 from statemgr.ports import RestoreRequest
@@ -55,13 +55,9 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
         while not worker.closing:
             try:
                 state.fetch_rest(worker.go_on)
-            except (MissingError, CorruptError) as error:
-                if not worker.pause(0.0):  # it was closed, and its files are being removed
-                    return
-                lost = CorruptFile(
-                    f"the rest of the store cannot be fetched: {error}", blob=str(error.where.get("blob"))
-                )
-                store.give_up(lost)
+            except (CorruptFile, MissingFile) as lost:
+                if worker.pause(0.0):  # otherwise it was closed, and its files are being removed
+                    store.give_up(lost)
                 return
             except (StatemgrError, OSError) as error:
                 if str(error) != told:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig
-from statemgr.backends.blobs import by_need
+from statemgr.backends.blobs import by_need, snapshots
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.partial import Hole, PartialStore
-from statemgr.local.rocksdb.table_format import tail_offset
-from statemgr.model.checkpoint import Marker
+from statemgr.local.rocksdb.table_format import tail_offsets
+from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import RestoreRequest, no_progress
@@ -45,10 +45,12 @@ def key(number: int) -> bytes:
     return b"key-%06d" % number
 
 
-@pytest.fixture(autouse=True)
-def small_states_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def small_states_count() -> Iterator[None]:
     """Let small states be read by need, too."""
-    monkeypatch.setattr(by_need, "_SMALL", 8 * 1024)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "_LARGE", 8 * 1024)
+        yield
 
 
 def large_state(seed: int, count: int = 12_000) -> State:
@@ -126,13 +128,21 @@ def test_every_answer_is_that_of_the_whole_state(published: tuple[JobConfig, Mar
         check(store, state)
 
 
-def test_tails_are_fetched_when_something_reads_the_table(
-    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many tails for the opening: RocksDB opens a table when a key is looked up in it."""
-    monkeypatch.setattr(by_need, "_TAILS", 0)
-    config, marker, state = published
-    with opened(config, marker, tmp_path) as store:
+@pytest.mark.parametrize("foot", [0, 100])
+def test_a_table_whose_foot_is_not_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foot: int) -> None:
+    """It has many deletes of ranges, say. RocksDB asks for one tail after the other, and gets ever more at once."""
+    monkeypatch.setattr(snapshots, "_FOOT", foot)
+    config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=9)
+    calls: list[int] = []
+    fetch = by_need.PartialTables._fetch_tails
+
+    def counted(self: by_need.PartialTables, tables: list[Any], *arguments: Any) -> None:
+        calls.append(len(tables))
+        fetch(self, tables, *arguments)
+
+    monkeypatch.setattr(by_need.PartialTables, "_fetch_tails", counted)
+    with opened(config, marker, tmp_path / "other") as store:
+        assert sum(calls) > len(calls) > 1
         check(store, state)
 
 
@@ -175,8 +185,8 @@ def test_one_key_costs_little(
     monkeypatch.setattr(Downloads, "get_range", counted)
     config, marker, state = published
     with opened(config, marker, tmp_path) as store:
-        tails = sum(sizes)
-        assert tails < sum(map(len, state.values())) / 10
+        # what the index lacks is read where the table of a segment is taken in
+        assert sum(sizes) < sum(map(len, state.values())) / 10
         sizes.clear()
         assert store.get(key(16_000)) == state[key(16_000)]
         assert len(sizes) == 1
@@ -224,6 +234,7 @@ def test_every_table_has_a_tail(published: tuple[JobConfig, Marker, State]) -> N
         assert file.tail is not None
         assert 0 < file.tail.offset < file.size
         assert file.size - file.tail.offset < file.size / 5
+        assert 500 < len(file.tail.foot) < 3000
     services.close()
 
 
@@ -232,7 +243,7 @@ def test_what_is_no_table_has_no_tail(tmp_path: Path, content: bytes) -> None:
     """Neither an error nor a wrong place."""
     path = tmp_path / "000001.sst"
     path.write_bytes(content)
-    assert tail_offset(path) is None
+    assert tail_offsets(path) is None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -274,8 +285,8 @@ def test_damage_gives_an_exact_answer_or_a_typed_error(
         finally:
             path.write_bytes(whole)
     assert all(named)
-    # a tail that was verified at the opening is not read again
-    assert failures or (when == "after" and region != "data")
+    # the index has the foot that a table is opened with, and a tail that was verified is not read again
+    assert failures or region == "footer" or (when == "after" and region != "data")
 
 
 def blob_path(config: JobConfig, blob_id: str) -> Path:
@@ -400,17 +411,23 @@ def test_a_late_read_does_not_damage_a_verified_file(
     state = services.restore_manager(FACTORY).open_by_need(request, 1)
     assert state is not None
     assert isinstance(state.store, PartialStore)
-    store, names, fetch_files = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_files
-    monkeypatch.setattr(Downloads, "get_range", lambda _self, _ref, _offset, size: memoryview(bytes(size)))
+    store, names, fetch_part = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_part
+    get_range, wrong = Downloads.get_range, list[str]()
 
-    def late(self: Downloads, *arguments: Any) -> int:
-        kept = fetch_files(self, *arguments)
-        for name in names:
-            store.supply(Hole(name, 0, 4000), 1)
-        return kept
+    def get(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        if offset < by_need.CHUNK:
+            wrong.append(ref.blob_id)
+            return memoryview(bytes(size))
+        return get_range(self, ref, offset, size)
 
-    monkeypatch.setattr(Downloads, "fetch_files", late)
+    def late(self: Downloads, *arguments: Any) -> None:
+        fetch_part(self, *arguments)
+        store.supply(Hole(arguments[3].path.name, 0, 4000), 1)
+
+    monkeypatch.setattr(Downloads, "get_range", get)
+    monkeypatch.setattr(Downloads, "fetch_part", late)
     state.fetch_rest(lambda: None)
+    assert wrong
     for name in names:  # nor is a file written to that is whole
         store.supply(Hole(name, 0, 4000), 2)
     hashes = {file.name: file.hash for file in index_of(services, marker).root.files}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from statemgr import JobConfig, StateManager, Task, reader
-from statemgr.backends.blobs import by_need
+from statemgr.backends.blobs import snapshots
 from statemgr.backends.blobs.by_need import PartialTables
 from statemgr.errors import (
     AccessDenied,
@@ -64,7 +64,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Let small tables be fetched by need, and hold the rest back."""
-    monkeypatch.setattr(by_need, "_SMALL", 4 * 1024)
+    monkeypatch.setattr(snapshots, "_LARGE", 4 * 1024)
     return Gate(monkeypatch)
 
 
