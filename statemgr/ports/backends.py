@@ -378,6 +378,10 @@ class PartialState(Protocol):
     def faults(self) -> int:
         """How often something that was read was missing."""
 
+    @property
+    def rate(self) -> float:
+        """Bytes of the rest that arrived per second so far."""
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
         """Fetch and verify everything that is missing, hot files first. ``check`` is called now and then; an exception
         from it ends the work, and another call continues.

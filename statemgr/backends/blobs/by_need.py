@@ -28,7 +28,7 @@ from itertools import accumulate
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.tables import replay
-from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob, StateUnreachable, UnavailableError
 from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import TRAILER
@@ -38,7 +38,7 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.phases import Phase
-from statemgr.ports import RestoreRequest
+from statemgr.ports import Clock, RestoreRequest
 from statemgr.services import Services
 from statemgr.transfer.pool import Batch, Counter
 from statemgr.transfer.transfer import Transfer
@@ -92,16 +92,19 @@ def open_by_need(
     except BaseException:
         store.close()
         raise
-    return StateByNeed(store, tables, small.bytes_fetched + segments)
+    return StateByNeed(services.clock, store, tables, small.bytes_fetched + segments)
 
 
 class StateByNeed:
     """Implements ``ports.PartialState``."""
 
-    def __init__(self, store: PartialStore, tables: PartialTables, others: int) -> None:
+    def __init__(self, clock: Clock, store: PartialStore, tables: PartialTables, others: int) -> None:
         self.store = store
+        self._clock = clock
         self._tables = tables
         self._others = others
+        #: When the rest was begun to be fetched, and how much was verified then.
+        self._began: tuple[float, int] | None = None
 
     @property
     def fetched(self) -> int:
@@ -116,7 +119,15 @@ class StateByNeed:
     def faults(self) -> int:
         return self._tables.faults
 
+    @property
+    def rate(self) -> float:
+        if self._began is None:
+            return 0.0
+        began_s, before = self._began
+        return (self._tables.verified - before) / max(self._clock.elapsed() - began_s, 1e-3)
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
+        self._began = self._clock.elapsed(), self._tables.verified
         self._tables.fetch_rest(check)
         self.store.become_whole()
 
@@ -202,9 +213,18 @@ class PartialTables:
             before, size = left.get(name, (None, 0))
             # an earlier try may have left parts of it: the rest is verified part by part
             there = before is not None and size == file.size and fetched_tree.take_over(before, path, size)
-            local = SparseFile(path, file.size, exists=there)
-            local.put(file.size - len(file.tail.foot), file.tail.foot)
-            self._tables[name] = _Table(file, file.tail, local, bytearray(-(-file.tail.offset // CHUNK)))
+            self._tables[name] = self._made(file, file.tail, SparseFile(path, file.size, exists=there), left=there)
+
+    def _made(self, file: FileIndex, tail: Tail, local: SparseFile, *, left: bool) -> _Table:
+        """A table that can be opened. ``left``: an earlier try has left the file."""
+        table = _Table(file, tail, local, bytearray(-(-tail.offset // CHUNK)))
+        foot = file.size - len(tail.foot)
+        local.put(foot, tail.foot)
+        if left:
+            table.has_tail = self._transfer.hash_of(local.path, tail.offset, file.size - tail.offset) == tail.hash
+        if left and not table.has_tail:  # a filter that is damaged would hide keys
+            local.put(tail.offset, bytes(foot - tail.offset))
+        return table
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
@@ -281,10 +301,16 @@ class PartialTables:
         fetched once more.
 
         Returns: whether it is worth to repeat the call. Raises: CorruptBlob the third time, MissingBlob (for a task
-        that owns the store, CorruptFile in place of both), UnavailableError, AccessDenied, DiskFull.
+        that owns the store, CorruptFile in place of both), StateUnreachable, AccessDenied, DiskFull.
         """
-        with self._said_of_damage():
-            return self._supply(hole, time)
+        try:
+            with self._said_of_damage():
+                return self._supply(hole, time)
+        except UnavailableError as error:
+            raise StateUnreachable(
+                f"a part of the store is not here yet, and cannot be fetched: {error.message}", hint=error.hint,
+                **error.where,
+            ) from error  # fmt: skip
 
     @contextmanager
     def _said_of_damage(self) -> Iterator[None]:

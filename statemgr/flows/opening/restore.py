@@ -298,6 +298,7 @@ class _Restore:
             state.state.store.close()
             self._directories.discard(state.directory)
             raise
+        self._discard_leftovers()
         fetch_rest(self._services, opened)
         return opened, StoreRestore(
             self.plan.store, factory, bytes_fetched=state.state.fetched,
@@ -341,8 +342,7 @@ class _Restore:
             if restored.damage is not None:
                 reasons[factory] = restored.damage
                 damaged.append(factory)
-            for leftover in self._directories.leftovers():
-                self._directories.discard(leftover)
+            self._discard_leftovers()
             return committed, StoreRestore(
                 plan.store, factory, restored.bytes_fetched, restored.bytes_reused, restored.records,
                 clock.elapsed() - started, reasons, tuple(damaged), tuple(unreachable),
@@ -375,6 +375,11 @@ class _Restore:
             raise
         finally:
             directories.discard(staging)
+
+    def _discard_leftovers(self) -> None:
+        """Remove what earlier tries left: what is right in it was taken over."""
+        for leftover in self._directories.leftovers():
+            self._directories.discard(leftover)
 
     def _request(self, factory: str, marker: Marker) -> RestoreRequest:
         plan, directories = self.plan, self._directories

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from statemgr.errors import (
     LocalStateLost,
     MissingFile,
     StatemgrError,
+    StateUnreachable,
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
@@ -42,6 +45,7 @@ CONFIG: dict[str, object] = {
     # a cache of its own for each store: otherwise a block that another one has read would hide a hole
     "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
     "blob.store.retry.policy.max.retries": 0,
+    "blob.store.part.size": 128 * 1024,
 }
 State = dict[bytes, bytes]
 
@@ -152,17 +156,53 @@ def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: Memor
         assert content(task) == state
 
 
-def test_nothing_is_left_of_a_store_that_was_not_whole(servers: MemoryServers, gate: Gate) -> None:
-    """A closed task leaves no local copy of a state with holes, and the next one on the machine begins again."""
+def test_a_store_that_was_not_whole_is_no_local_copy(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next task on the machine reads by need, too. It takes over the parts that are right, and no others."""
     state = publish(servers)
+    sizes: list[int] = []
+    get_range, fetch_part = Downloads.get_range, Downloads.fetch_part
+
+    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        sizes.append(size)
+        return get_range(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
     for _ in range(3):
         with opened(servers, "second") as (_, task):
             assert [one.factory for one in task.restored] == ["blob-store"]
             assert task.store("totals").get(key(1_000)) == state[key(1_000)]
+    assert len(sizes) == 2  # a tail and a block: what was left is not fetched again
+    parts: list[tuple[str, int]] = []
+
+    def failing(*arguments: Any) -> None:
+        if len(parts) >= 2:
+            raise AccessDenied("refused")
+        fetch_part(*arguments)
+        parts.append((arguments[4].path.name, arguments[5]))
+
+    def noted(*arguments: Any) -> None:
+        parts.append((arguments[4].path.name, arguments[5]))
+        fetch_part(*arguments)
+
+    monkeypatch.setattr(Downloads, "fetch_part", failing)
     gate.open.set()
+    with opened(servers, "second") as (_, task):
+        wait_until(lambda: len(parts) >= 2)
+        assert not is_whole(task)
+    (left,) = Path(servers.on_disk(servers.config, "second").state_dir).rglob("staging/*.left")
+    damaged, before = parts[0], set(parts)
+    data = bytearray((left / damaged[0]).read_bytes())
+    data[damaged[1]] ^= 1
+    (left / damaged[0]).write_bytes(data)
+    parts.clear()
+    monkeypatch.setattr(Downloads, "fetch_part", noted)
     with opened(servers, "second") as (_, task):
         wait_until(lambda: is_whole(task))
         assert content(task) == state
+    assert before & set(parts) == {damaged}
+    assert set(parts) - before
 
 
 def test_a_commit_that_needs_everything_waits_for_it(servers: MemoryServers, gate: Gate) -> None:
@@ -203,7 +243,7 @@ def test_a_store_that_cannot_be_reached(servers: MemoryServers, gate: Gate, monk
         assert store.get(key(5)) == state[key(5)]
         with monkeypatch.context() as cut:
             cut.setattr(Downloads, "get_range", _unreachable)
-            with pytest.raises(UnavailableError, match="no answer"):
+            with pytest.raises(StateUnreachable, match="no answer"):
                 store.get(key(5_000))
             assert store.get(key(5)) == state[key(5)]
             store.put(key(6), b"six")
