@@ -39,9 +39,9 @@ def first_answer(session: Session) -> Iterator[Line]:
             {
                 "small": lambda number: by_need(session, small, limited, number),
                 "large": lambda number: by_need(session, large, limited, number),
-                "whole": lambda _: _whole(session, large, limited),
+                "whole": lambda _: whole_restore(session, large, limited),
                 "fast": lambda number: by_need(session, large, unlimited, number),
-                "fast whole": lambda _: _whole(session, large, unlimited),
+                "fast whole": lambda _: whole_restore(session, large, unlimited),
             },
             session.rounds,
             session.report,
@@ -118,7 +118,8 @@ def by_need(session: Session, backup: Backup, proxy: SlowProxy, number: int) -> 
     }
 
 
-def _whole(session: Session, backup: Backup, proxy: SlowProxy) -> float:
+def whole_restore(session: Session, backup: Backup, proxy: SlowProxy) -> float:
+    """Return the seconds of a restore of everything."""
     return float(_in_fresh_place(session, backup, proxy, "restore")["seconds"])
 
 

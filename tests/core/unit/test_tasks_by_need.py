@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from statemgr.backends.blobs.by_need import PartialTables
 from statemgr.errors import (
     AccessDenied,
     ClosedError,
+    CorruptBlob,
     LocalStateLost,
     MissingFile,
     StatemgrError,
@@ -355,42 +357,73 @@ def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monk
         assert not fetched
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_histories(servers: MemoryServers, gate: Gate, seed: int) -> None:
-    """Reads, writes, commits, closes with and without a commit, lost disks, and rests that come early, late or never:
-    the store is at each moment what a dict is."""
+class Faults:
+    """Lost, short and damaged answers to reads by need, for a share of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, source: random.Random) -> None:
+        self.share = 0.0
+        get_range = Downloads.get_range
+
+        def faulty(downloads: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+            data = get_range(downloads, ref, offset, size)
+            if source.random() >= self.share:
+                return data
+            kind = source.randrange(3)
+            if kind == 0:
+                raise UnavailableError("no answer", blob=ref.blob_id)
+            if kind == 1:
+                raise CorruptBlob("the blob ends too early", blob=ref.blob_id)
+            data[source.randrange(size)] ^= 1 << source.randrange(8)
+            return data
+
+        monkeypatch.setattr(Downloads, "get_range", faulty)
+
+
+#: Histories; ``STATEMGR_TEST_EXAMPLES`` sets ten times as many.
+HISTORIES = max(4, int(os.environ.get("STATEMGR_TEST_EXAMPLES", "0")) // 10)
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_random_histories(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Reads, writes, commits, closes with and without a commit, lost disks, wrong answers of the blob store, and rests
+    that come early, late or never: each read is what a dict has, or a typed error."""
     source = random.Random(seed)
+    faults = Faults(monkeypatch, random.Random(seed))
     published = publish(servers, 2_000)
     offset = 2
     for _ in range(8):
         gate.open.clear()
         if source.random() < 0.4:
             servers.lose_disk()
-        with opened(servers, source.choice(["one", "two"])) as (_, task):
+        with opened(servers, source.choice(["one", "two"])) as (_, task), suppress(LocalStateLost):
+            faults.share = source.choice([0.0, 0.0, 0.1, 0.5])
             state, store = dict(published), task.store("totals")
             for _ in range(source.randrange(60)):
-                step, name = source.random(), key(source.randrange(2_200))
-                if step < 0.3:
-                    assert store.get(name) == state.get(name)
-                elif step < 0.4:
-                    names = [key(source.randrange(2_200)) for _ in range(20)]
-                    assert store.get_many(names) == [state.get(one) for one in names]
-                elif step < 0.5:
-                    end = key(int(name[-5:]) + source.randrange(200))
-                    wanted = {one: value for one, value in sorted(state.items()) if name <= one < end}
-                    assert dict(store.range(name, end)) == wanted
-                elif step < 0.75:
-                    state[name] = source.randbytes(80)
-                    store.put(name, state[name])
-                elif step < 0.9:
-                    store.delete(name)
-                    state.pop(name, None)
-                elif step < 0.97:
-                    offset += 1
-                    task.commit({"orders-0": offset})
-                    published = dict(state)
-                else:
-                    gate.open.set()
+                with suppress(StateUnreachable):
+                    step, name = source.random(), key(source.randrange(2_200))
+                    if step < 0.3:
+                        assert store.get(name) == state.get(name)
+                    elif step < 0.4:
+                        names = [key(source.randrange(2_200)) for _ in range(20)]
+                        assert store.get_many(names) == [state.get(one) for one in names]
+                    elif step < 0.5:
+                        end = key(int(name[-5:]) + source.randrange(200))
+                        wanted = {one: value for one, value in sorted(state.items()) if name <= one < end}
+                        assert dict(store.range(name, end)) == wanted
+                    elif step < 0.75:
+                        state[name] = source.randbytes(80)
+                        store.put(name, state[name])
+                    elif step < 0.9:
+                        store.delete(name)
+                        state.pop(name, None)
+                    elif step < 0.97:
+                        offset += 1
+                        task.commit({"orders-0": offset})
+                        published = dict(state)
+                    else:
+                        gate.open.set()
+            faults.share = 0.0
             assert content(task) == state
 
 
