@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from statemgr_tools.bench.backups import Backup, backup_of
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import Sample, interleaved
 from statemgr_tools.bench.memory import fresh_place
+from statemgr_tools.bench.peers import slatedb
 from statemgr_tools.bench.proxy import SlowProxy, fixed
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, alone, compared
@@ -52,6 +54,10 @@ def first_answer(session: Session) -> Iterator[Line]:
     yield alone("first-answer", answer, first, _LIMITED, Target("at most", 0.5, "value"))
     yield compared("first-answer", answer, first, "the whole restore", whole, Target("at most", 1 / 30))
     yield compared("first-answer", answer, first, f"of {small.state}", found["small"].median(), Target("at most", 1.5))
+    reference = "opening SlateDB with as many records, and a get"
+    answer = found["small"].median()
+    slate = _slatedb(session, small) if slatedb.is_installed() else None
+    yield compared("first-answer", answer, f"s to the first value of {small.state}", reference, slate)
     fast, fast_whole = found["fast"], found["fast whole"].median()
     yield compared("first-answer", fast.median(), f"{first}, {_BEHIND}", "the whole restore", fast_whole)
     one = f"a GET of 16 KiB {_LIMITED}"
@@ -97,6 +103,21 @@ def first_second(session: Session) -> Iterator[Line]:
     yield compared(
         "first-second", after, "updates a second after the fill", "a whole state", whole, Target("at least", 0.95)
     )
+
+
+def _slatedb(session: Session, small: Backup) -> float:
+    """Return the seconds of SlateDB's opening and first get, behind the same proxy."""
+    session.report("filling SlateDB")
+    address, module = session.servers.s3(), "statemgr_tools.bench.peers.slatedb"
+    s3, name, count = asdict(address), session.fresh("slatedb").name, small.state.records
+    in_fresh_process(f"{module}:fill", s3=s3, name=name, count=count)
+    with slow(session) as proxy:
+        s3["endpoint"] = proxy.endpoint
+        answers = [
+            float(in_fresh_process(f"{module}:first_answer", s3=s3, name=name, of=count, seed=number)["seconds"])
+            for number in range(session.rounds)
+        ]
+    return median(answers)
 
 
 def slow(session: Session, bandwidth: float | None = _BANDWIDTH) -> SlowProxy:
