@@ -43,6 +43,9 @@ from statemgr.services import Services
 from statemgr.transfer.pool import Batch, Counter
 from statemgr.transfer.transfer import Transfer
 
+#: From this many tables, the most open files are this many times as many. Then RocksDB opens 16 of them with the store,
+#: and the others when something looks into them. Otherwise it reads the tails of all, holes or not.
+_MANY, _OPEN = 500, 4
 #: The least that is fetched of a table.
 CHUNK = 16 * 1024
 #: The most chunks that are fetched ahead of a scan.
@@ -83,8 +86,9 @@ def open_by_need(
         fetched_tree.check_space(request.staging, size)
     tables = PartialTables(services.transfer(), request, large, lambda: damaged.add(way.snapshot.index), owned=owned)
     identity.announce(Phase.OPEN)
+    options = {"max.open.files": _OPEN * len(large), **config.rocksdb} if len(large) >= _MANY else config.rocksdb
     store = PartialStore.open_partial(  # 3
-        request.staging, config.rocksdb, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
+        request.staging, options, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
     )
     tables.is_open = True
     try:

@@ -284,7 +284,7 @@ class _Restore:
             return None
         factory, marker = self.plan.candidates[0]
         try:
-            state = open_by_need(self._services, factory, self._request(factory, marker))
+            state = open_by_need(self._services, factory, self._request(factory, marker, ()))
         except OpeningCancelled:
             raise
         except (MissingError, CorruptError, RetryableError) as error:
@@ -363,7 +363,7 @@ class _Restore:
         """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
-        request = self._request(factory, marker)
+        request = self._request(factory, marker, directories.reusable())
         staging = request.staging
         try:
             restored = self._services.restore_manager(factory).restore(request)
@@ -381,10 +381,10 @@ class _Restore:
         for leftover in self._directories.leftovers():
             self._directories.discard(leftover)
 
-    def _request(self, factory: str, marker: Marker) -> RestoreRequest:
+    def _request(self, factory: str, marker: Marker, reusable: Sequence[CommittedDirectory]) -> RestoreRequest:
         plan, directories = self.plan, self._directories
         return RestoreRequest(
-            self._identity, marker, directories.staging(), directories.reusable(), self._report,
+            self._identity, marker, directories.staging(), reusable, self._report,
             plan.older.get(factory, {}), directories.leftovers(), plan.successors.get(factory),
             plan.retained.get(factory, ()),
         )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need, snapshots
+from statemgr.backends.blobs.tables import replay
 from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
@@ -64,6 +65,27 @@ def test_a_table_whose_foot_is_not_in_the_index(tmp_path: Path, monkeypatch: pyt
     with opened(config, marker, tmp_path / "other") as store:
         assert sum(calls) > len(calls) > 1
         check(store, state)
+
+
+def test_a_store_of_many_tables_opens_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB opens the others when a read looks into them."""
+    monkeypatch.setattr(snapshots, "_FOOT", 0)
+    monkeypatch.setattr(by_need, "_MANY", 20)
+    config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=30)
+    fetched: list[Any] = []
+    fetch = by_need.PartialTables._fetch_tail
+
+    def counted(self: by_need.PartialTables, table: Any) -> None:
+        fetched.append(table)
+        fetch(self, table)
+
+    monkeypatch.setattr(by_need.PartialTables, "_fetch_tail", counted)
+    opening: list[int] = []
+    monkeypatch.setattr(by_need, "replay", lambda *arguments: (opening.append(len(fetched)), replay(*arguments))[1])
+    with opened(config, marker, tmp_path / "other") as store:
+        check(store, state)
+    assert opening == [min(opening[0], 20)]
+    assert len(fetched) >= 30
 
 
 @pytest.mark.parametrize("known", ["nothing", "table"])
