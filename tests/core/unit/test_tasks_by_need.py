@@ -207,6 +207,24 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
     assert set(parts) - before
 
 
+def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
+    """The newer one does not take over the files of the older one, which is fenced and still reads. When the older one
+    closes, the newer one loses nothing."""
+    state = publish(servers)
+    with opened(servers, "second") as (_, older), opened(servers, "second") as (_, newer):
+        assert older.store("totals").get(key(100)) == state[key(100)]
+        assert content(newer) == state
+        assert content(older) == state
+    with opened(servers, "second") as (_, older):
+        assert older.store("totals").get(key(100)) == state[key(100)]
+        with opened(servers, "second") as (_, newer):
+            older.close()
+            assert newer.store("totals").get(key(3_000)) == state[key(3_000)]
+            gate.open.set()
+            wait_until(lambda: is_whole(newer))
+            assert content(newer) == state
+
+
 def test_a_commit_that_needs_everything_waits_for_it(servers: MemoryServers, gate: Gate) -> None:
     """The job gets a second backend, which a commit fills from the whole state."""
     state = publish(servers)
