@@ -74,15 +74,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-@pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
-
-
 @contextmanager
 def opened(servers: MemoryServers, disk: str, config: JobConfig | None = None) -> Iterator[tuple[StateManager, Task]]:
     """The task on a machine. It closes without a commit."""
@@ -126,7 +117,7 @@ def content(task: Task) -> State:
 def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: MemoryServers, gate: Gate) -> None:
     """Another owner finds what was committed meanwhile. When everything is here, the task leaves a local copy."""
     state = publish(servers)
-    with opened(servers, "second") as (_, task):
+    with opened(servers, "second") as (manager, task):
         (restored,) = task.restored
         assert restored.factory == "blob-store"
         assert restored.bytes_to_come > restored.bytes_fetched
@@ -135,6 +126,9 @@ def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: Memor
         assert not is_whole(task)
         assert store.get(key(100)) == state[key(100)]
         assert store.get(b"absent") is None
+        seen = {one.name: one.value for family in manager.metrics.registry.collect() for one in family.samples}
+        assert seen["statemgr_restore_bytes_to_come"] > 100_000
+        assert seen["statemgr_restore_faults_total"] > 0
         assert store.get(key(7)) == b"seven"
         for number in range(0, 300, 3):
             store.put(key(number), b"new")
