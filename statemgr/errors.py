@@ -99,6 +99,12 @@ class UnavailableError(RetryableError):
     """A broker or a blob store could not be reached, or did not answer, within its deadline."""
 
 
+class StateUnreachable(UnavailableError):
+    """A part of an open store is still in the blob store, which cannot be reached now. The same read may succeed later.
+    A consumer loop pauses the task, and goes on from its checkpoint when the blob store can be reached.
+    """
+
+
 class LocalStateLost(RetryableError):
     """The files of an open store were damaged or deleted. Open the task (or the attempt) again: the store is restored
     from a backend as of its checkpoint, and input is processed again from that checkpoint's offsets.

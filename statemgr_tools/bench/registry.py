@@ -22,6 +22,7 @@ TABLE = {
     "peak-memory": ("memory", True),
     "restore-partial": ("partial", True),
     "first-answer": ("first_answer", False),
+    "first-second": ("first_answer", False),
     "commit-vs-state": ("segments", True),
     "commit-bytes": ("segments", True),
     "commit-bytes-200": ("segments", False),
