@@ -24,7 +24,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-pythons test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-clouds test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-pythons test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -34,7 +34,7 @@ install: $(STAMP) ## Make the virtual environment and install everything
 $(STAMP): pyproject.toml constraints.txt scripts/install.sh
 	@PYTHON='$(PYTHON)' sh scripts/install.sh '$(VENV)'
 
-demo: $(STAMP) ## Run the demo (MIGRATE=1, BLOB=s3, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
+demo: $(STAMP) ## Run the demo (MIGRATE=1, BLOB=s3|gcs|azure, INPUT=file.csv.gz KEY=column SUM="column ...", SEED=n)
 	@$(BIN)/statemgr demo $(DEMO_ARGS)
 
 bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, ARGS="--case NAME --size small")
@@ -43,10 +43,10 @@ bench: $(STAMP) ## Measure beside the references (PEERS=directory of harnesses, 
 test: $(STAMP) ## Run the tests on local servers, but for the long ones (PYTEST_ARGS=...)
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not heavy' $(PYTEST_ARGS)
 
-test-long: $(STAMP) ## Run the long tests: full crash matrices, several brokers, long properties
+test-long: $(STAMP) ## Run the long tests: crash matrices, several brokers, long properties
 	@STATEMGR_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PARALLEL) -m '(long or property) and not heavy' $(PYTEST_ARGS)
 
-test-heavy: $(STAMP) ## Run the tests that take minutes and several JVMs, one after the other
+test-heavy: $(STAMP) ## Run the tests that take minutes or several JVMs, and the rest of the crash matrices, one after the other
 	@$(BIN)/python -m pytest -m heavy $(PYTEST_ARGS)
 
 test-adopt: $(STAMP) ## Adopt real applications of all shapes, and random ones (SEED=n, TOPOLOGIES=n), with kills at every step
@@ -55,6 +55,11 @@ test-adopt: $(STAMP) ## Adopt real applications of all shapes, and random ones (
 
 journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
 	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/operations/test_journeys.py $(PYTEST_ARGS)
+
+test-clouds: $(STAMP) ## Run the tests of blob stores on fake-gcs-server, Azurite and two S3 servers
+	@$(BIN)/python -m pytest -m 'heavy or not heavy' tests/clouds $(PYTEST_ARGS)
+	@for kind in seaweedfs moto; do STATEMGR_TEST_S3_KIND=$$kind $(BIN)/python -m pytest -m 'not heavy' \
+		tests/core/conformance/test_blob_store.py tests/operations/gc/test_collect.py -k s3 $(PYTEST_ARGS) || exit 1; done
 
 test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that PySpark ships, on both engines
 	@$(BIN)/python -m pytest -m heavy tests/spark/test_spark_suites.py $(PYTEST_ARGS)

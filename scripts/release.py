@@ -38,7 +38,7 @@ from pythons import interpreters
 
 ROOT = Path(__file__).parents[1]
 #: What users install; the other extras are for work on statemgr.
-EXTRAS = "spark,s3,schema-registry,otel,transactions"
+EXTRAS = "spark,s3,gcs,azure,schema-registry,otel,transactions"
 _PACKAGES = ("statemgr/", "statemgr_tools/", "spark_integration/")
 #: Files of the wheel that come from elsewhere in the tree: prefix there → prefix here.
 _MOVED = {"statemgr/_schemas/": "schemas/", "statemgr/_docs/": "docs/"}

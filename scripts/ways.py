@@ -101,13 +101,14 @@ def _trace_job(tracer: Tracer, servers: MemoryServers, name: str) -> None:
     with _manager(servers, "one") as manager:
         task = manager.open_task(_TASK)
         store = task.store("totals")
-        store.put(b"key", b"value")
-        task.commit({"orders-0": 1})
+        for offset in (1, 2):  # what only the first commits do is no part of the way
+            store.put(b"key", str(offset).encode())
+            task.commit({"orders-0": offset})
         if name == "both":
             tracer.trace("get", lambda: store.get(b"key"))
             tracer.trace("put", lambda: store.put(b"key", b"other"))
         store.put(b"key", b"other")
-        tracer.trace(f"commit, {name}", lambda: task.commit({"orders-0": 2}))
+        tracer.trace(f"commit, {name}", lambda: task.commit({"orders-0": 3}))
     with _manager(servers, "other") as manager:
         tracer.trace(f"open, {name}", lambda: manager.open_task(_TASK))
 

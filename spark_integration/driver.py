@@ -38,7 +38,7 @@ from spark_integration.outputs import KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import BatchReport, OnBatch, TaskReport
 from spark_integration.sessions import changed
-from spark_integration.sources import BatchInput, OffsetLog, check_continues, others_of, to_json
+from spark_integration.sources import BatchInput, OffsetLog, StartingOffsets, check_continues, others_of, to_json
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
@@ -175,6 +175,14 @@ class Driver:
                     )
         return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
+    def starting_offsets(self) -> StartingOffsets:
+        """Where a query at a new location begins: at the published offsets, and new partitions at their beginning.
+
+        Raises: as :meth:`input_offsets`; UnavailableError.
+        """
+        offsets = self.input_offsets() or {}
+        return StartingOffsets.of(offsets).including(*self._inputs.added(offsets))
+
     # --- a batch ------------------------------------------------------------------------------------------
 
     def run(self, rows: DataFrame, batch_id: int) -> None:
@@ -247,6 +255,11 @@ class Driver:
         assert self.offsets is not None
         spark, batch_id = rows.sparkSession, source.batch_id
         # 1. recognise
+        if source.others_end and not self.offsets.location.kept:
+            raise InvalidError(
+                "the input has a source other than Kafka, and only a checkpoint location can continue it",
+                hint=".option('checkpointLocation', 'file:///…'), one for each query",
+            )
         start, end = to_json(source.start, source.others_start), to_json(source.end, source.others_end)
         batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)

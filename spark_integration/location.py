@@ -1,8 +1,15 @@
-"""Reads Spark's checkpoint location through Hadoop's file systems, so that it may be on any that Spark supports."""
+"""Spark's checkpoint location: the user's, on any file system that Spark supports, or a query's own.
+
+The checkpoint on Kafka says where a query continues, so what Spark keeps in the location need not outlive the query. A
+query without the option ``checkpointLocation`` therefore has a location of its own, in memory if the system has a file
+system for that: new at each start, and removed when the query ends or, after a crash, by the next start.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +21,38 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Location:
-    """A checkpoint location. ``uri`` is the location as the user passed it to Spark."""
+#: Files in memory on Linux. Containers often limit it to 64 MB.
+_MEMORY = Path("/dev/shm")
+#: Free bytes that a location in memory needs: Spark keeps 100 batches, each with a text of all input offsets, twice.
+_MEMORY_BYTES = 32 * 1024 * 1024
+#: A setting for the start of a query with its own location: Hadoop then writes no file of checksums next to each file
+#: of Spark's logs. It starts a process (chmod) for each file, which costs more than the file.
+WITHOUT_CHECKSUMS = ("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
 
-    def __init__(self, spark: SparkSession, uri: str) -> None:
+
+def own_locations() -> tuple[Path, Path]:
+    """Return the directory below which this user's queries have their own locations, and the one above it that is
+    shared with other users: in memory, or else the system's directory for temporary files.
+    """
+    base = Path(tempfile.gettempdir())
+    if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK):
+        found = os.statvfs(_MEMORY)
+        base = _MEMORY if found.f_bavail * found.f_frsize >= _MEMORY_BYTES else base
+    return base / f"statemgr-{os.getuid()}" / "locations", base
+
+
+class Location:
+    """A checkpoint location.
+
+    Args:
+        uri: the location as it is passed to Spark.
+        kept: whether it is the user's, and outlives the query.
+    """
+
+    def __init__(self, spark: SparkSession, uri: str, *, kept: bool = True) -> None:
         self._spark: Any = spark
         self.uri = uri.rstrip("/")
+        self.kept = kept
 
     def query_id(self) -> str | None:
         """The ID of the query that the location belongs to, or None if the location is new. Raises: CorruptRecord."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -10,17 +11,18 @@ from spark_integration import story
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan, RunStage, on_executors
 from spark_integration.heartbeat import with_heartbeat
-from spark_integration.location import Location
+from spark_integration.location import WITHOUT_CHECKSUMS, Location, own_locations
 from spark_integration.output_schema import can_be_local, to_arrow
 from spark_integration.outputs import FileOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
+from spark_integration.sessions import changed
 from spark_integration.sources import OffsetLog, StartingOffsets, others_of
 from spark_integration.stateful_input import check_stateless, check_streaming
 from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager, configure_logging
-from statemgr.engine import PERMISSIONS, PermissionFlags
+from statemgr.engine import PERMISSIONS, PermissionFlags, Scratch
 from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class StatefulQuery:
         return replace(self, _trigger=trigger)
 
     def option(self, name: str, value: Any) -> StatefulQuery:
-        """Set an option of Spark's writer; ``checkpointLocation`` is required."""
+        """Set an option of Spark's writer. Only inputs that cannot start at offsets need a ``checkpointLocation``."""
         return replace(self, _options={**self._options, name: value})
 
     def options(self, **options: Any) -> StatefulQuery:
@@ -148,14 +150,17 @@ class StatefulQuery:
         if unknown:
             raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
         configure_logging(self.config)
-        uri = self._location()
         self.check_complete()
+        self._check_input()
         rows = self._rows(StartingOffsets.of({}))
         driver, manager = self.take_over(rows, **permissions)
+        own = None if self._location() else manager.scratch(*own_locations())
         try:
-            return self._start(driver, manager, uri)
+            return self._start(driver, manager, own)
         except BaseException:
             manager.close()
+            if own is not None:
+                own.close()
             raise
 
     def take_over(
@@ -194,9 +199,9 @@ class StatefulQuery:
             raise
         return driver, manager
 
-    def _start(self, driver: Driver, manager: StateManager, uri: str) -> RunningQuery:
+    def _start(self, driver: Driver, manager: StateManager, own: Scratch | None) -> RunningQuery:
         offsets = driver.input_offsets()
-        rows = self._rows(StartingOffsets.of(offsets or {}))
+        rows = self._rows(driver.starting_offsets())
         assert self._partitioning is not None
         if self._partitioning.name(rows) != manager.layout.partitioner:
             raise LayoutMismatch(
@@ -205,7 +210,9 @@ class StatefulQuery:
                 first=manager.layout.partitioner,
                 now=self._partitioning.name(rows),
             )
-        location = Location(rows.sparkSession, uri)
+        # Spark takes the path literally, so it is not quoted
+        uri = self._location() if own is None else f"file://{own()}/location"
+        location = Location(rows.sparkSession, uri, kept=own is None)
         driver.offsets = OffsetLog(location, heartbeat=driver.has_heartbeat)
         query_id = location.query_id()
         if query_id is None and offsets is not None and not callable(self._input):
@@ -233,12 +240,15 @@ class StatefulQuery:
         if isinstance(self._output, FileOutput):
             self._output.prepare(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows
-        writer = source.writeStream.foreachBatch(driver.run).options(**self._options)
+        options = {name: value for name, value in self._options.items() if name.lower() != LOCATION.lower()}
+        writer = source.writeStream.foreachBatch(driver.run).options(**options, **{LOCATION: uri})
         if self._name is not None:
             writer = writer.queryName(self._name)
         if self._trigger:
             writer = writer.trigger(**self._trigger)
-        return RunningQuery(writer.start(), driver, manager)
+        with nullcontext() if own is None else changed(rows.sparkSession, *WITHOUT_CHECKSUMS):
+            running = writer.start()  # copies the session
+        return RunningQuery(running, driver, manager, own)
 
     def _rows(self, offsets: StartingOffsets) -> DataFrame:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
@@ -247,13 +257,17 @@ class StatefulQuery:
         return rows
 
     def _location(self) -> str:
-        for name, value in self._options.items():
-            if name.lower() == LOCATION.lower():
-                return str(value)
-        raise InvalidError(
-            "the query has no checkpoint location",
-            hint=f".option({LOCATION!r}, 'file:///…'), one for each query",
-        )
+        """Return the user's checkpoint location, or an empty text if there is none."""
+        return next((str(value or "") for name, value in self._options.items() if name.lower() == LOCATION.lower()), "")
+
+    def _check_input(self) -> None:
+        """Raises: InvalidError for an input that a start without a location could not position."""
+        if not self._location() and not callable(self._input):
+            raise InvalidError(
+                "the input is a DataFrame, and only a checkpoint location can continue it at the next start",
+                hint="give input a function, `.input(lambda starting_offsets: spark.readStream…)`, or the query the "
+                f"option {LOCATION}",
+            )
 
     def check_complete(self) -> None:
         """Check that no part is missing. Raises: InvalidError, ConfigError, if one is missing or cannot be used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from spark_integration.failures import find
 from spark_integration.progress import explained, with_state
 from spark_integration.reports import BatchReport, StatefulQueryListener
 from statemgr import StateManager
+from statemgr.engine import Scratch
 from statemgr.errors import InvalidError, StatemgrError
 
 if TYPE_CHECKING:
@@ -27,8 +29,11 @@ _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
 class RunningQuery(StreamingQuery):
     """The result of ``start()``."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager) -> None:
+    def __init__(self, query: StreamingQuery, driver: Driver, manager: StateManager, own: Scratch | None) -> None:
         super().__init__(query._jsq)
+        if own is not None:
+            atexit.register(own.close)
+        self._own = own
         self._driver = driver
         self._manager = manager
         self._told = False
@@ -105,6 +110,9 @@ class RunningQuery(StreamingQuery):
             self._driver.observers.close()
             story.stopped(self._manager.config.job_name, why)
         self._manager.close()
+        if self._own is not None:
+            atexit.unregister(self._own.close)
+            self._own.close()
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:

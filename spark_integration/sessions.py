@@ -60,13 +60,16 @@ def is_on(settings: Any, name: str) -> bool:
 
 @contextmanager
 def changed(session: Any, name: str, value: str) -> Iterator[None]:
-    """Change a setting of a session in the block."""
-    before = session.conf.get(name)
+    """Change a setting of a session in the block, or set one that is not set."""
+    before = session.conf.get(name, None)
     session.conf.set(name, value)
     try:
         yield
     finally:
-        session.conf.set(name, str(before))
+        if before is None:
+            session.conf.unset(name)
+        else:
+            session.conf.set(name, str(before))
 
 
 def limit(settings: Any, name: str) -> int:

@@ -323,6 +323,7 @@ class _NewLocation(Location):
 
     def __init__(self) -> None:
         self.uri = "memory:/location"
+        self.kept = True
 
     def query_id(self) -> str:
         return "query-under-test"

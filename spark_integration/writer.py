@@ -103,7 +103,7 @@ class StatefulWriter:
         return self
 
     def option(self, key: str, value: Any) -> StatefulWriter:
-        """Set an option of the query or of the format; ``checkpointLocation`` is required."""
+        """Set an option of the query or of the format."""
         return self.options(**{key: value})
 
     def options(self, **options: Any) -> StatefulWriter:

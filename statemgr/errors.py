@@ -99,6 +99,12 @@ class UnavailableError(RetryableError):
     """A broker or a blob store could not be reached, or did not answer, within its deadline."""
 
 
+class StateUnreachable(UnavailableError):
+    """A part of an open store is still in the blob store, which cannot be reached now. The same read may succeed later.
+    A consumer loop pauses the task, and goes on from its checkpoint when the blob store can be reached.
+    """
+
+
 class LocalStateLost(RetryableError):
     """The files of an open store were damaged or deleted. Open the task (or the attempt) again: the store is restored
     from a backend as of its checkpoint, and input is processed again from that checkpoint's offsets.
@@ -110,7 +116,8 @@ class FencedError(StatemgrError):
 
 
 class OutcomeUnknownError(StatemgrError):
-    """The acknowledgement of a publish was lost. Nothing may be deleted until the outcome is settled."""
+    """A publish may have happened: its acknowledgement was lost, it still runs, or it is known and its backup is not
+    whole. Nothing may be deleted until the next commit has settled it."""
 
     exit_status = 3
 

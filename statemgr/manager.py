@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from statemgr.config import JobConfig
@@ -24,6 +25,7 @@ from statemgr.flows.owner import always
 from statemgr.ids import source_topic
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
+from statemgr.local.shared_directories import Scratch
 from statemgr.logs import configure_logging, flush_suppressed
 from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
@@ -308,6 +310,15 @@ class StateManager:
         """
         self._check_open()
         self._acquired().confirm()
+
+    def scratch(self, root: Path, base: Path) -> Scratch:
+        """A directory below ``root`` for files that nobody needs after the end of this process; calling the result
+        creates it. The caller closes it.
+
+        Args:
+            base: a directory above ``root``. No level in between may be a link.
+        """
+        return Scratch(root, self.clock, self._services.ids, base)
 
     # --- metrics -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig
+from statemgr.blobs.clouds.store import CloudBlobStore
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.config.units import DAY_MS
@@ -17,7 +18,7 @@ from statemgr.wiring import open_services
 
 def time_passes(monkeypatch: pytest.MonkeyPatch, milliseconds: int = 2 * DAY_MS) -> None:
     """Set the blob stores' clocks ahead of the times of the existing blobs."""
-    for kind in (FileBlobStore, S3Administration):
+    for kind in (FileBlobStore, S3Administration, CloudBlobStore):
         original: Callable[[Any], int] = kind.time_ms
         monkeypatch.setattr(kind, "time_ms", lambda self, original=original: original(self) + milliseconds)
 

@@ -119,6 +119,31 @@ def s3_server() -> S3Server:
     return S3Server(**_shared("s3", _containers_s3 if _in_containers() else _local_s3))
 
 
+@dataclass(frozen=True, kw_only=True)
+class CloudServer:
+    """A server of a cloud's blob store for tests: its kind, and the address and bucket of a job's configuration."""
+
+    kind: str  # "gcs" or "azure"
+    bucket: str
+    endpoint: str = ""
+    connection_string: str = field(default="", repr=False)
+
+    def settings(self, prefix: str = "test") -> dict[str, object]:
+        """Return what a job needs for a store of its own."""
+        place = f"{self.bucket}/{prefix}-{secrets.token_hex(5)}"
+        if self.kind == "gcs":
+            return {"blob.store.uri": f"gs://{place}", "blob.store.gcs.endpoint": self.endpoint}
+        return {"blob.store.uri": f"az://{place}", "blob.store.azure.connection.string": self.connection_string}
+
+
+def cloud_server(kind: str) -> CloudServer:
+    """Return the run's server of a cloud. Start it if it does not run yet.
+
+    Raises: PrerequisiteMissing if it cannot be installed.
+    """
+    return CloudServer(**_shared(kind, _local_gcs if kind == "gcs" else _local_azure))
+
+
 def begin_run() -> None:
     """Create the workers' directory. The process that the user started calls this once per run."""
     for leftover in Path(tempfile.gettempdir()).glob(f"{_RUN_PREFIX}*"):
@@ -145,7 +170,7 @@ def run_directory() -> Path:
 
 
 def _end(directory: Path) -> None:
-    for servers in ("kafka", "forgetful", "s3"):
+    for servers in ("kafka", "forgetful", "s3", "gcs", "azure"):
         down(directory / servers)
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -199,6 +224,20 @@ def _local_s3() -> dict[str, Any]:
         "secret_key": servers.s3_secret_key,
         "server": servers.s3_server,
         "kind": "local",
+    }
+
+
+def _local_gcs() -> dict[str, Any]:
+    servers = up(run_directory() / "gcs", kafka=False, s3=False, gcs=True)
+    return {"kind": "gcs", "endpoint": servers.gcs_endpoint, "bucket": servers.gcs_bucket}
+
+
+def _local_azure() -> dict[str, Any]:
+    servers = up(run_directory() / "azure", kafka=False, s3=False, azure=True)
+    return {
+        "kind": "azure",
+        "connection_string": servers.azure_connection_string,
+        "bucket": servers.azure_container,
     }
 
 

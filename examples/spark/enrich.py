@@ -62,7 +62,6 @@ def main(local) -> None:
     keeping = (
         rates(local.spark, local.broker, rates_topic, config)
         .writeStream.foreachBatch(lambda df, sequence: None)
-        .option("checkpointLocation", local.location("rates"))
         .start()
     )
     keeping.processAllAvailable()
@@ -72,7 +71,6 @@ def main(local) -> None:
     query = (
         priced(local.spark, local.broker, orders_topic, StateTable(config))
         .writeStream.foreachBatch(lambda df, batch: df.show())
-        .option("checkpointLocation", local.location("orders"))
         .start()
     )
     query.processAllAvailable()

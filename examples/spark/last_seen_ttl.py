@@ -57,7 +57,6 @@ def main(local) -> None:
     query = (
         devices(local.spark, local.broker, topic, local.config("devices"), ttl_ms=15_000)
         .writeStream.format("console")
-        .option("checkpointLocation", local.location("devices"))
         .start()
     )
     for pause_seconds in (0, 0, 20):  # new; not reported; back

@@ -73,7 +73,3 @@ class Local:
         for row in rows:
             producer.produce(topic, json.dumps(row))
         producer.flush(30)
-
-    def location(self, query: str) -> str:
-        """A checkpoint location."""
-        return (self.directory / f"location-{query}").as_uri()

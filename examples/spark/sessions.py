@@ -71,12 +71,7 @@ def main(local) -> None:
     topic = local.topic("views")
     times = [("ann", "10:00"), ("ann", "10:40"), ("bob", "10:10"), ("ann", "10:20"), ("ann", "11:15"), ("bob", "15:00")]
     local.send(topic, [{"user": user, "at": f"2024-01-01T{time}:00Z"} for user, time in times])
-    query = (
-        sessions(local.spark, local.broker, topic, local.config("sessions"))
-        .writeStream.format("console")
-        .option("checkpointLocation", local.location("sessions"))
-        .start()
-    )
+    query = sessions(local.spark, local.broker, topic, local.config("sessions")).writeStream.format("console").start()
     query.processAllAvailable()  # ann's two sessions and bob's first one are over
     query.stop()
 

@@ -66,12 +66,7 @@ def main(local) -> None:
     topic = local.topic("views")
     times = [("/", "10:00:05"), ("/", "10:00:40"), ("/help", "10:00:41"), ("/", "10:01:02"), ("/", "10:00:59")]
     local.send(topic, [{"page": page, "at": f"2024-01-01T{time}Z"} for page, time in [*times, ("/", "10:05:00")]])
-    query = (
-        windows(local.spark, local.broker, topic, local.config("windows"))
-        .writeStream.format("console")
-        .option("checkpointLocation", local.location("windows"))
-        .start()
-    )
+    query = windows(local.spark, local.broker, topic, local.config("windows")).writeStream.format("console").start()
     query.processAllAvailable()  # the windows up to 10:02 are over; a query that goes on would call awaitTermination
     query.stop()
 

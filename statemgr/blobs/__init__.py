@@ -1,7 +1,7 @@
 """Blob stores, and decorators that retry, verify and count. The scheme of ``blob.store.uri`` chooses the store.
 
-``statemgr.config.factories`` names the stores. The module of a store is imported only if the job uses it, because boto3
-is an extra.
+``statemgr.config.factories`` names the stores. The module of a store is imported only if the job uses it, because the
+vendors' clients are extras.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import JobConfig, blob_store_of
+from statemgr.config.factories import BLOB_EXTRAS
 from statemgr.config.plug_ins import plugged
 from statemgr.errors import ConfigError
 from statemgr.model.blob_counts import counts_of
@@ -34,11 +35,13 @@ def open_raw_blob_store(config: JobConfig, clock: Clock) -> BlobStore:
     uri = config.blob_uri
     if uri is None:
         raise ConfigError(
-            "blob.store.uri is not set", key="blob.store.uri", hint="set it to file:///directory or s3://bucket/prefix"
+            "blob.store.uri is not set",
+            key="blob.store.uri",
+            hint="set it to file:///directory, or to a bucket or container (docs/storage.md)",
         )
     entry = blob_store_of(uri)
     what, hide = f"the blob store for {entry.name}:// URIs", config.hider()
-    package = entry.dist.name if entry.dist else f"'statemgr[{entry.name}]'"
+    package = entry.dist.name if entry.dist else f"'statemgr[{BLOB_EXTRAS.get(entry.name, entry.name)}]'"
     open_store: OpenBlobStore = plugged(what, entry.load, package=package, hide=hide)
     if entry.dist is None:
         return open_store(uri, config, clock)

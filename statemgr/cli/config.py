@@ -113,7 +113,7 @@ def check_command(call: Call) -> None:
     for kind in CLIENT_KINDS:
         config.kafka_client(kind)
     # these attributes resolve references
-    assert config.blob_uri is None or config.blob_s3 is not None
+    assert config.blob_uri is None or (config.blob_s3, config.blob_gcs, config.blob_azure) is not None
     assert config.state_dir is not None
     notes = _notes(config)
     if call.as_json:

@@ -34,7 +34,12 @@ BLOB_STORES: Final = {
     "file": "statemgr.blobs.file:open_store",
     "memory": "statemgr.blobs.memory:open_store",
     "s3": "statemgr.blobs.s3.store:open_store",
+    "gs": "statemgr.blobs.clouds.gcs:open_store",
+    "az": "statemgr.blobs.clouds.azure:open_store",
+    "abfss": "statemgr.blobs.clouds.azure:open_store",
 }
+#: Scheme → the extra of statemgr that its store needs, where it has another name.
+BLOB_EXTRAS: Final = {"gs": "gcs", "az": "azure", "abfss": "azure"}
 
 
 def backend_classes() -> dict[str, str]:

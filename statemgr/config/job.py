@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ClientKind = Literal["producer", "consumer", "admin"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("producer", "consumer", "admin")
-_S3 = "blob.store.s3."
 #: Begins the name of a checkpoint topic, unless another name is set.
 CHECKPOINTS = "__statemgr_checkpoints_"
 #: librdkafka's default of ``message.max.bytes``, and what it adds to a record (RD_KAFKAP_MESSAGE_V2_MAX_OVERHEAD).
@@ -206,8 +205,21 @@ class JobConfig:
 
         Raises: ConfigError for a reference that cannot be resolved.
         """
-        keys = [_S3 + "path.style", *(key for key in self.values if key.startswith(_S3))]
-        return {key.removeprefix(_S3): cast("str | bool", self._resolved(key)) for key in keys}
+        return {"path.style": self.get("blob.store.s3.path.style"), **self._below("blob.store.s3.")}
+
+    @property
+    def blob_gcs(self) -> Mapping[str, str | bool]:
+        """The given settings after ``blob.store.gcs.``, as :attr:`blob_s3`."""
+        return self._below("blob.store.gcs.")
+
+    @property
+    def blob_azure(self) -> Mapping[str, str | bool]:
+        """The given settings after ``blob.store.azure.``, as :attr:`blob_s3`."""
+        return self._below("blob.store.azure.")
+
+    def _below(self, prefix: str) -> Mapping[str, str | bool]:
+        keys = [key for key in self.values if key.startswith(prefix)]
+        return {key.removeprefix(prefix): cast("str | bool", self._resolved(key)) for key in keys}
 
     @property
     def retry(self) -> RetryPolicy:

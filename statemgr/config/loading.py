@@ -106,6 +106,7 @@ def _parse(key: str, value: object) -> Value:
             raise ConfigError(
                 f"{key} may not hold a reference",
                 hint="${env:…} and ${file:…} are for kafka.*, schema.registry.*, blob.store.uri, blob.store.s3.*, "
+                "blob.store.gcs.*, blob.store.azure.*, "
                 "state.dir and value.avro.schemas",
                 key=key,
             )

@@ -20,7 +20,7 @@ _SHORT = 4
 _REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 _LOOKS_LIKE_ONE = re.compile(r"\$\{[A-Za-z_]*:[^{}]*\}")
 _SECRET_KEY = re.compile(
-    r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info",
+    r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info|connection\.string",
     re.IGNORECASE,
 )
 

@@ -177,12 +177,18 @@ def _blob_uri(value: object) -> str:
     """
     text = _string(value)
     uri = urlsplit(text)
-    own = uri.scheme in ("file", "s3", "memory")
+    own = uri.scheme in ("file", "s3", "memory", "gs", "az", "abfss")
+    if uri.scheme == "abfss":  # container@account.dfs.core.windows.net
+        is_place = re.fullmatch(r"[a-z0-9-]{3,63}@[a-z0-9]{3,24}\.dfs\.[a-z0-9.-]+", uri.netloc)
+        if not is_place or uri.query or uri.fragment:
+            raise ValueError
+        blob_store_of(text)
+        return text
     if uri.username or uri.password or uri.fragment or (own and uri.query):
         raise ValueError
     if uri.scheme == "file" and not (uri.netloc in ("", "localhost") and uri.path.startswith("/")):
         raise ValueError
-    if uri.scheme == "s3" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", uri.netloc):
+    if uri.scheme in ("s3", "gs", "az") and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}", uri.netloc):
         raise ValueError
     if not own and not re.match(r"[a-z][a-z0-9+.-]*://", text):
         raise ValueError
@@ -248,7 +254,11 @@ NAME_KIND = matching(NAME, "a name of letters, digits, '.', '_' and '-' (at most
 TOPIC = matching(_TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
 TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")
 FACTORIES = texts(TEXT, "a list of different factory names, or a text with commas")
-BLOB_URI = Kind("file:///directory or s3://bucket/prefix, without credentials", _blob_uri, deferred=True)
+BLOB_URI = Kind(
+    "file:///directory, s3://bucket/prefix, or another URI of docs/storage.md, without credentials",
+    _blob_uri,
+    deferred=True,
+)
 AVRO_SCHEMAS = Kind("a list of Avro schemas as JSON texts, or one JSON array of them", _schemas, deferred=True)
 INTERVAL = Kind("one limit of each kind, such as 50 commits, 256 MiB, 10 min", _interval)
 REGISTRY = Kind("http://…, https://… or a list of them with commas, without credentials", _registry, deferred=True)

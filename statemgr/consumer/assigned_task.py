@@ -127,13 +127,13 @@ class AssignedTask:
         self._failed(self.task, error)
         return None
 
-    def open_again(self, opening: Future[Task], inputs: list[InputPosition]) -> None:
+    def open_again(self, opening: Future[Task], inputs: list[InputPosition], *, damaged: bool) -> None:
         """Replace the task by a new opening of it, which continues from the checkpoint and processes uncommitted input
-        again."""
+        again. ``damaged``: because its local files were."""
         self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
         self.dirty = self.held = self.announced = False
         self._made = 0
-        self.reopened, self._failing_since = True, None
+        self.reopened, self._failing_since = self.reopened or damaged, None
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than

@@ -34,6 +34,8 @@ _LAST_COMMITS = 32
 _CLOSED_TOGETHER = 16
 #: Seconds between two calls of ``stopping`` while last commits are in progress.
 _LOOK_S = 0.1
+#: Seconds between two tries to open a task that waits for its blob store.
+_REACH_S = 2.0
 
 
 class AssignedTasks:
@@ -102,13 +104,15 @@ class AssignedTasks:
             owned = self._owned[partition.partition]
             owned.inputs.append(self._position(owned, partition))
 
-    def open_again(self, owned: AssignedTask) -> None:
-        """Open a task again whose local files are damaged or missing: it is restored from a backend."""
+    def open_again(self, owned: AssignedTask, *, waits: bool) -> None:
+        """Open a task again whose local files are damaged or missing: it is restored from a backend. ``waits``: try
+        until the backend can be reached."""
         assert owned.task is not None
         owned.task.close()
         fencing = self._fencer.submit(self._fence, {task_name(owned.index): owned.lost})
         inputs = [self._position(owned, position.place) for position in owned.inputs]
-        owned.open_again(self._openers.submit(self._open, owned.index, fencing, owned.lost), inputs)
+        open_task = self._open_when_reachable if waits else self._open
+        owned.open_again(self._openers.submit(open_task, owned.index, fencing, owned.lost), inputs, damaged=not waits)
 
     def located(self, restored: Iterable[AssignedTask]) -> list[AssignedTask]:
         """The tasks whose source partitions have known bounds. Asks for those of the others, without waiting.
@@ -254,6 +258,19 @@ class AssignedTasks:
         """Runs before any of these tasks reads the checkpoint topic."""
         empty = self._permissions.allow_empty_start and not self._opened & lost.keys()
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
+
+    def _open_when_reachable(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
+        """As :meth:`_open`; tries again while something cannot be reached."""
+        told = ""
+        while True:
+            try:
+                return self._open(index, fencing, lost)
+            except UnavailableError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("%s waits: %s", task_name(index), error)
+                if lost.wait(_REACH_S):
+                    raise OpeningCancelled("it was revoked while it waited", task=task_name(index)) from error
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
-from statemgr.errors import LocalStateLost, StatemgrError
+from statemgr.errors import LocalStateLost, StatemgrError, StateUnreachable
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -34,7 +34,8 @@ class Delivery:
 
     Args:
         gather_most: number of messages that are gathered for batches.
-        open_again: called if the application finds that the local state of a task is lost.
+        open_again: called if the application finds that the local state of a task is lost, or that a part of it that is
+            not here yet cannot be fetched.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Delivery:
         tasks: AssignedTasks,
         application: Application,
         gather_most: int,
-        open_again: Callable[[AssignedTask, LocalStateLost], None],
+        open_again: Callable[[AssignedTask, LocalStateLost | StateUnreachable], None],
     ) -> None:
         self._tasks = tasks
         self._application = application
@@ -62,7 +63,7 @@ class Delivery:
         owned.task.note_input(message.timestamp()[1])
         try:
             process(owned.task, self._application.message(message))
-        except LocalStateLost as lost:
+        except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
             return
         except Exception as failure:
@@ -106,7 +107,7 @@ class Delivery:
         owned.task.note_input(max(message.timestamp()[1] for message in messages))
         try:
             process_batch(owned.task, [self._application.message(message) for message in messages])
-        except LocalStateLost as lost:
+        except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
             return
         except Exception as failure:
@@ -136,7 +137,7 @@ class Delivery:
         try:
             if call() is not False:
                 owned.dirty |= task.has_changes
-        except LocalStateLost as lost:
+        except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
             return False
         except Exception as failure:

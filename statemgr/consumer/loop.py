@@ -11,7 +11,8 @@ Steps of a turn, which takes one message, or with ``process_batch`` the messages
 4. call the timers that are due
 5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, go past the ends of
    transactions in the input, and start a commit for each task that has none in progress; if the local files of a task
-   are damaged or missing, open the task again, once, and go back to its checkpoint
+   are damaged or missing, open the task again, once, and go back to its checkpoint; if a part of its state is still in
+   the blob store and cannot be fetched, do that when it can
 6. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 
@@ -45,7 +46,7 @@ from statemgr.consumer.loop_health import LoopHealth
 from statemgr.consumer.loop_log import LoopStory
 from statemgr.consumer.opener import Opener
 from statemgr.engine.input_lag import ASK_EVERY_S, InputLag
-from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, UnavailableError
+from statemgr.errors import ConfigError, LocalStateLost, MissingState, StatemgrError, StateUnreachable, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
 from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, ClientLog
@@ -400,25 +401,28 @@ class ConsumerLoop:
 
     @contextmanager
     def _reopening(self, owned: AssignedTask) -> Iterator[None]:
-        """A block that opens the task again if its local state turns out to be lost."""
+        """A block that opens the task again if its local state turns out to be lost, or cannot be fetched."""
         try:
             yield
-        except LocalStateLost as lost:
+        except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
 
-    def _open_again(self, owned: AssignedTask, lost: LocalStateLost) -> None:
-        """Restore a task whose local files are damaged or missing, and go back to its checkpoint.
+    def _open_again(self, owned: AssignedTask, lost: LocalStateLost | StateUnreachable) -> None:
+        """Restore a task whose local files are damaged or missing, and go back to its checkpoint. If a part of its
+        state cannot be fetched, do that as soon as the blob store can be reached.
 
-        Raises: ``lost`` if that has already happened since its last commit.
+        Raises: ``lost`` if files were damaged before since its last commit.
         """
-        if owned.reopened:
+        waits = isinstance(lost, StateUnreachable)
+        if owned.reopened and not waits:
             raise lost
+        why = "it waits for its blob store" if waits else "its local files are damaged or missing"
         tell(
-            log, Event.RETRYING, "%s: opened again, because its local files are damaged or missing: %s",
-            task_name(owned.index), lost.message, level=logging.WARNING, task=task_name(owned.index),
+            log, Event.RETRYING, "%s: paused and opened again, because %s: %s",
+            task_name(owned.index), why, lost.message, level=logging.WARNING, task=task_name(owned.index),
         )  # fmt: skip
         self._consumer.pause([position.place for position in owned.inputs])
-        self._tasks.open_again(owned)
+        self._tasks.open_again(owned, waits=waits)
 
     def _hold_back(self) -> None:
         for owned in self._tasks:

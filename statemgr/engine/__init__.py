@@ -26,6 +26,7 @@ from statemgr.engine.attempts import (
     read_attachments,
 )
 from statemgr.engine.shared_checkpoints import SharedCheckpoints, share_checkpoints
+from statemgr.local.shared_directories import Scratch
 from statemgr.model.checkpoint import Attachment, MicroBatch
 from statemgr.model.codecs import decode_checkpoint as checkpoint_from_bytes
 from statemgr.model.codecs import decode_prepared as prepared_from_bytes
@@ -45,6 +46,7 @@ __all__ = [
     "PermissionFlags",
     "PreparedCommit",
     "ProducedRecord",
+    "Scratch",
     "SharedCheckpoints",
     "checkpoint_from_bytes",
     "checkpoint_to_bytes",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from statemgr.errors import RetryableError
+from statemgr.errors import OutcomeUnknownError, RetryableError
 from statemgr.flows.opening.repair import GivesWay
 from statemgr.flows.worker import Worker
 from statemgr.logs import Event, tell
@@ -17,6 +17,7 @@ from statemgr.services import Services
 from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
+_LATE = "it continues, and the next commit waits for it; raise the timeout if this happens often"
 
 
 class Turn:
@@ -87,7 +88,9 @@ class PendingCommit:
     def make_way(self) -> None:
         """Wait for the commit in progress, so that another one can follow.
 
-        When it is older than ``task.commit.max.delay.ms``, the wait counts as blocked. Raises: as :meth:`end`.
+        When it is older than ``task.commit.max.delay.ms``, the wait counts as blocked.
+
+        Raises: its error; RetryableError if it is older than ``task.commit.timeout.ms``.
         """
         if not self._worker.wait(self._until(self._max_delay_s)):
             age_s = self._clock.elapsed() - self._began
@@ -96,20 +99,18 @@ class PendingCommit:
                 level=logging.WARNING, task=self._task, seconds=round(age_s, 1),
             )  # fmt: skip
             with self._metrics.blocked():
-                self._worker.wait(self._until(self._timeout_s))
-        self.end()
+                ended = self._worker.wait(self._until(self._timeout_s))
+            if not ended:
+                raise RetryableError(f"the last commit {self._late()}", hint=_LATE, task=self._task)
+        self._worker.take()
 
     def end(self) -> Checkpoint | None:
         """Wait for the commit in progress. Returns: its checkpoint; None if there was none.
 
-        Raises: its error; RetryableError if it is older than ``task.commit.timeout.ms``.
+        Raises: its error; OutcomeUnknownError if it is older than ``task.commit.timeout.ms``.
         """
         if not self._worker.wait(self._until(self._timeout_s)):
-            raise RetryableError(
-                f"the commit did not end within task.commit.timeout.ms = {self._timeout_s * 1000:.0f}",
-                hint="it continues, and the next commit waits for it; raise the timeout if this happens often",
-                task=self._task,
-            )
+            raise OutcomeUnknownError(f"the commit {self._late()}", hint=_LATE, task=self._task)
         return self._worker.take()
 
     def forgive(self) -> None:
@@ -119,6 +120,9 @@ class PendingCommit:
     def close(self) -> None:
         """Wait for the commit in progress, and log its error if nobody has seen it."""
         self._worker.close("the last commit failed, and its changes are not committed")
+
+    def _late(self) -> str:
+        return f"did not end within task.commit.timeout.ms = {self._timeout_s * 1000:.0f}"
 
     def _until(self, age_s: float) -> float:
         """Seconds until the commit is this old."""

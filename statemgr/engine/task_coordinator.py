@@ -10,7 +10,7 @@ from functools import partial
 
 from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.output import Output
-from statemgr.errors import FencedError, StatemgrError
+from statemgr.errors import FencedError, OutcomeUnknownError, StatemgrError
 from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
 from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.offers import prepare_adoption
@@ -142,9 +142,23 @@ class TaskCoordinator(Coordinator):
 
     def make_whole(self) -> None:
         """After a publish: if blobs of the commit had been deleted meanwhile, make the backup again before the commit
-        counts as a success. Raises: as :meth:`repair`; then the next commit makes it again."""
-        if self._clean_up.lost_blobs and self.needs_repair():
-            self.repair(lambda: None)
+        counts as a success.
+
+        Raises: OutcomeUnknownError if that fails: the commit is published, and the next one makes the backup again.
+        """
+        if not self._clean_up.lost_blobs:
+            return
+        try:
+            if self.needs_repair():
+                self.repair(lambda: None)
+        except FencedError:
+            return  # the new owner has the commit and looks for its blobs; the next call says that this owner is fenced
+        except StatemgrError as error:
+            raise OutcomeUnknownError(
+                f"the commit was published, but has lost blobs, and its backup was not made again: {error.message}",
+                hint="commit again: the next commit makes the backup again",
+                **{"task": self._task, **error.where},
+            ) from error
 
     def repair(self, give_way: Callable[[], None]) -> bool:
         """Publish the current checkpoint again, with complete backups.

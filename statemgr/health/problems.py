@@ -151,7 +151,7 @@ def brokers(config: JobConfig) -> str:
 
 def store_address(config: JobConfig) -> str:
     """Where the blob store is: its URI, with the endpoint if one is set."""
-    endpoint = config.get("blob.store.s3.endpoint")
+    endpoint = config.get("blob.store.s3.endpoint") or config.get("blob.store.gcs.endpoint")
     return f"{config.blob_uri} at {endpoint}" if endpoint else str(config.blob_uri)
 
 

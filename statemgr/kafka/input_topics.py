@@ -119,6 +119,20 @@ class InputTopics:
         self._ids.update((name, (topic_id, now_s)) for name, topic_id in found.items())
         return found
 
+    def added(self, offsets: Mapping[str, int]) -> list[str]:
+        """Source partitions that the topics of ``offsets`` have here, and ``offsets`` lacks. Raises: UnavailableError.
+
+        Leaves out topics that do not exist here or that these credentials may not describe.
+        """
+        topics = sorted({topic for partition in offsets if (topic := source_topic(partition)) is not None})
+        try:
+            described = self._client().describe(topics)
+        except AccessDenied as error:
+            log.debug("the partitions of the input topics are not known: %s", error)
+            return []
+        here = [f"{topic}-{part.id}" for topic, found in described.items() for part in found.partitions]
+        return [partition for partition in here if partition not in offsets]
+
     @contextmanager
     def shared(self) -> Iterator[None]:
         """A block in which no message is received. One question is then enough for the commits of all tasks."""
@@ -195,6 +209,10 @@ class TaskInputs:
         wanted = {*topics, *self._known}
         if wanted:
             self._take(self._topics.ids(wanted, known_s=_KNOWN_S))
+
+    def added(self, offsets: Mapping[str, int]) -> list[str]:
+        """As :meth:`InputTopics.added`."""
+        return self._topics.added(offsets)
 
     def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
         """For a commit: ask now, after the last message was received, for the IDs of the topics of ``sources``.

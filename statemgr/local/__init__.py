@@ -3,7 +3,7 @@
 from statemgr.local.durable import empty_directory, hash_file, remove
 from statemgr.local.rocksdb.options import use_memory
 from statemgr.local.rocksdb.split import SortedTables, scan_in_batches, store_of_tables
-from statemgr.local.rocksdb.table_format import TABLE_SUFFIX, tail_offset
+from statemgr.local.rocksdb.table_format import TABLE_SUFFIX, tail_offsets
 from statemgr.local.rocksdb.tables import is_readable, puts_of, write_table
 from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store, snapshot_batches
 from statemgr.local.trees import cloned, unshare
@@ -25,7 +25,7 @@ __all__ = [
     "scan_in_batches",
     "snapshot_batches",
     "store_of_tables",
-    "tail_offset",
+    "tail_offsets",
     "unshare",
     "use_memory",
     "write_table",

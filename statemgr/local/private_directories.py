@@ -21,15 +21,15 @@ def make(base: Path, *names: str) -> Path:
 
     Raises: InvalidError if a level is not a directory of this user; OSError.
     """
-    _make_parents(base)
+    if not names:
+        _make_parents(base)
     path = base
     for name in names:
         path = path / name
         try:
             _check(path)  # almost all are there
         except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.mkdir(path, _PRIVATE)
+            _make_parents(path)
             _check(path)
     return path
 

@@ -29,11 +29,13 @@ TWICE = "appears twice, or differs from another one only in case or Unicode form
 class Tail:
     """The end of a table file, from where its blocks of data end: filter, index, properties and footer.
 
-    ``offset``: where it begins in the file. ``hash``: the XXH3-128 of its bytes.
+    ``offset``: where it begins in the file. ``hash``: the XXH3-128 of its bytes. ``foot``: its last bytes, which
+    RocksDB needs to open the file (properties and footer); empty if they are many.
     """
 
     offset: int
     hash: bytes
+    foot: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,9 @@ def _file_problem(file: FileIndex, job_name: str, job_id: str) -> str | None:
         return f"has the mode {file.mode:o}, with which nobody could restore it"
     if file.frames and len(file.frames) != len(file.parts):
         return "has not as many frames as parts"
-    if file.tail is not None and not (0 <= file.tail.offset < file.size and len(file.tail.hash) == 16):
+    if (tail := file.tail) is not None and not (
+        0 <= tail.offset < file.size and len(tail.hash) == 16 and len(tail.foot) <= file.size - tail.offset
+    ):
         return "has an impossible tail"
     if file.inline is not None:
         if file.parts or len(file.inline) != file.size:

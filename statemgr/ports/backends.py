@@ -374,11 +374,19 @@ class PartialState(Protocol):
     def missing(self) -> int:
         """Bytes that are still to come; 0 if everything is here and verified."""
 
+    @property
+    def faults(self) -> int:
+        """How often something that was read was missing."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes of the rest that arrived per second so far."""
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
         """Fetch and verify everything that is missing, hot files first. ``check`` is called now and then; an exception
         from it ends the work, and another call continues.
 
-        Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull.
+        Raises: CorruptFile (a part is missing or damaged in the backend), UnavailableError, AccessDenied, DiskFull.
         """
 
 

@@ -119,7 +119,8 @@ class OpenStore:
                 self.directories.discard(self.live)
                 raise
         #: Called before the store is closed.
-        self.before_close: Callable[[], None] = lambda: None
+        #: Ends the fetching of the rest. Returns: whether nothing writes to the files any more.
+        self.stop_fetching: Callable[[], bool] = lambda: True
         self.state_id = state_id
         self.directory_needed = False
         self.copies = [state_id] if state_id and self.by_need is None else []
@@ -355,11 +356,12 @@ class OpenStore:
             self._buffer.acknowledge(frozen.changes)
 
     def close(self) -> None:
-        """Close the database and remove its live directory. Committed state is elsewhere."""
+        """Close the database and remove its live directory. Committed state is elsewhere. The files of a store of which
+        parts are missing are left to the next opening."""
         if self._closed:
             return
         self._closed = True
-        self.before_close()
+        left = self.stop_fetching() and not self.is_whole and self.lost is None
         self.content.close()
         try:
             self.local.close()
@@ -368,6 +370,8 @@ class OpenStore:
         finally:
             if self._buffer is not None:
                 self._buffer.close()
+            if left:
+                self.directories.abandon(self.live)
             self.directories.discard(self.live)
 
 

@@ -13,8 +13,9 @@ from prometheus_client.registry import Collector
 from statemgr.telemetry.metric_declarations import named
 
 log = logging.getLogger(__name__)
-#: Returns series: the values of the labels after ``job``, and the number.
-Source = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+#: The values of the labels after ``job``, and the number.
+Series = Iterable[tuple[tuple[str, ...], float]]
+Source = Callable[[], Series]
 
 
 class Asked(Collector):

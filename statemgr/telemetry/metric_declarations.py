@@ -107,6 +107,20 @@ METRICS: dict[str, tuple[Declared, ...]] = {
         ),
         _counter("restore_bytes", "Bytes that restores fetched", "backend", most="backends"),
         _counter("restore_seconds", "Seconds that restores took", "backend", most="backends"),
+        _gauge(
+            "restore_bytes_to_come",
+            "Bytes of a store that are still in the blob store while the task works already",
+            "task", "store", most=_STORE,
+        ),
+        _gauge(
+            "restore_seconds_to_come",
+            "Seconds until these bytes are here, at their rate so far",
+            "task", "store", most=_STORE,
+        ),
+        _counter(
+            "restore_faults", "Parts that a read had to fetch, because they were still to come",
+            "task", "store", most=_STORE,
+        ),
     ),
     "state": (
         _gauge(
@@ -115,11 +129,6 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "task", most=_TASK,
         ),
         _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
-        _gauge(
-            "state_bytes_to_come",
-            "Bytes that are still in the blob store while the task works already, as of its last commit",
-            "task", most=_TASK,
-        ),
         _gauge(
             "segments",
             "Segments that a restore would apply on top of the snapshot. On Spark, as of the last commit but one",

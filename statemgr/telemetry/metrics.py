@@ -98,7 +98,6 @@ class Metrics:
         self.requests = self.gauge("commit_requests")
         self.keys = self.gauge("state_keys")
         self.bytes = self.gauge("state_bytes")
-        self.to_come = self.gauge("state_bytes_to_come")
         self._batches = self.counter("batches")
         self._batch_seconds = self.counter("batch_seconds")
         self._rows = self.counter("batch_rows")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
 from statemgr.errors import StatemgrError
+from statemgr.telemetry.asked_metrics import Series, Source
 from statemgr.telemetry.commit_log import CommitLog
 
 if TYPE_CHECKING:
+    from statemgr.ports import PartialState
     from statemgr.stores.open_store import OpenStore
     from statemgr.telemetry.metrics import Metrics
 
@@ -29,6 +31,7 @@ class TaskMetrics:
         #: Everything that was set for this task, in order to remove it.
         self._set: set[tuple[Gauge, tuple[str, ...]]] = set()
         self._setting = threading.Lock()
+        self._sources: list[Source] = []
         self._closed = False
 
     # --- restores --------------------------------------------------------------------------------------------------
@@ -40,6 +43,22 @@ class TaskMetrics:
     def opened(self) -> None:
         """The task is open from now on."""
         self._gauge(self._metrics.last_commit, self._metrics.now_s())
+
+    def fills(self, stores: Mapping[str, OpenStore]) -> None:
+        """From now on, say at each scrape what of these stores is still to come."""
+        parts = [(name, store.by_need) for name, store in stores.items() if store.by_need is not None]
+        values: dict[str, Callable[[PartialState], float]] = {
+            "restore_bytes_to_come": lambda part: part.missing,
+            "restore_seconds_to_come": lambda part: part.missing / part.rate if part.rate else 0.0,
+            "restore_faults": lambda part: part.faults,
+        }
+        for name, value in values.items() if parts else ():
+
+            def source(value: Callable[[PartialState], float] = value) -> Series:
+                return [((self._task, store), value(part)) for store, part in parts]
+
+            self._metrics.watch(name, source)
+            self._sources.append(source)
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +120,6 @@ class TaskMetrics:
         with suppress(StatemgrError):  # the next use of the store reports it
             counted = [store.content.statistics() for store in stores.values()]
             self.holds(total(counted, KEYS), total(counted, BYTES))
-        self._gauge(self._metrics.to_come, sum(store.bytes_to_come for store in stores.values()))
 
     def backlog(self, store: str, segments: int, size: int) -> None:
         """Set the number and the bytes of the segments in a store's published chain."""
@@ -145,6 +163,8 @@ class TaskMetrics:
         """Forget the task: another process may own it from now on. Idempotent."""
         self.hold(False)
         self.log.close()
+        for source in self._sources:
+            self._metrics.unwatch(source)
         with self._setting:
             closed, self._closed = self._closed, True
             for gauge, labels in self._set:

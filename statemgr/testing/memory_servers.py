@@ -117,7 +117,7 @@ def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
     """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
     places = {"kafka.bootstrap.servers": f"memory:{name}", "blob.store.uri": f"memory://{name}"}
     config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
-    replaced = ("kafka.", "blob.store.s3.", "metrics.port", "state.dir")
+    replaced = ("kafka.", "blob.store.s3.", "blob.store.gcs.", "blob.store.azure.", "metrics.port", "state.dir")
     kept = {
         key: value
         for key, value in config.to_mapping().items()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from statemgr.errors import ANOTHER_COPY, CorruptBlob
+from statemgr.local.sparse_file import has_hole
 from statemgr.local.transfer_files import NewFile, SourceFile, write_new
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
@@ -132,13 +133,11 @@ class Downloads:
         kept: Counter,
     ) -> None:
         file, part = fetch.file, fetch.file.parts[number]
-        if fetch.continued and self.hash_of(fetch.target, offset, part.size) == part.hash:
+        if fetch.continued and self.is_there(target, part, offset):
             kept.add(part.size)
             done.add(part.size)
         else:
-            with target.part() as fd:
-                destination = _IntoFile(target, fd, offset, self._buffer(), batch, done)
-                self._read_verified(part, destination, file.frame_of(number))
+            self.fetch_part(batch, file, number, target, offset, done)
         # the only part of a file has been hashed already
         whole_is_known = len(file.parts) == 1 and part.hash == file.hash
         if target.part_done() and not whole_is_known and self.hash_of(target.path, 0, file.size) != file.hash:
@@ -148,6 +147,20 @@ class Downloads:
                 file=file.name,
                 hint=ANOTHER_COPY,
             )
+
+    def is_there(self, target: NewFile, part: BlobRef, offset: int) -> bool:
+        """Whether a file has the bytes of a part at ``offset``. Raises: CorruptFile if the file is shorter."""
+        return (
+            not has_hole(target.path, offset, part.size) and self.hash_of(target.path, offset, part.size) == part.hash
+        )
+
+    def fetch_part(
+        self, batch: Batch, file: FileIndex, number: int, target: NewFile, offset: int, done: Counter
+    ) -> None:
+        """Write a part of a file, verified, in a job of ``batch``. Raises: as :meth:`fetch_files`."""
+        with target.part() as fd:
+            destination = _IntoFile(target, fd, offset, self._buffer(), batch, done)
+            self._read_verified(file.parts[number], destination, file.frame_of(number))
 
     # --- one blob ------------------------------------------------------------------------------------------------
 

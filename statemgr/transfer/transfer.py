@@ -77,9 +77,10 @@ class Transfer(Downloads):
         self.hedged_puts = Hedger(clock, executors, threads=_HEDGED_PUTS, count=count_put) if hedged else None
         self.hedged_bytes = Room(clock, _HEDGED_BYTES, patience_s)
 
-    def batch(self) -> Batch:
-        """Jobs of a caller's own, on the same threads and in turn with all others."""
-        return self._pool.batch()
+    def batch(self, report: Callable[[], None] = lambda: None) -> Batch:
+        """Jobs of a caller's own, on the same threads and in turn with all others. ``report``: as of
+        :meth:`Pool.batch`."""
+        return self._pool.batch(report)
 
     # --- uploads -------------------------------------------------------------------------------------------------
 

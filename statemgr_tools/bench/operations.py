@@ -7,33 +7,37 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.engine.host import attempt_host
 from statemgr.errors import MissingError
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
-from statemgr.model.checkpoint import BlobMarker, Checkpoint, Layout
-from statemgr.ports import FinishedDirectory, RestoreRequest, StoreSnapshot, no_progress
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Checkpoint, Layout
+from statemgr.ports import FinishedDirectory, PartialState, RestoreRequest, StoreSnapshot, list_blobs, no_progress
+from statemgr.services import Services
 from statemgr.stores.open_store import NO_CHANGES
 from statemgr.wiring import open_services
 from statemgr_tools.bench import records
+from statemgr_tools.bench.measure import percentile
 from statemgr_tools.bench.memory import let_go
 from statemgr_tools.bench.seed import STORE, TASK
 
 _THREADS = 8
 #: Bytes of a plain GET.
 _CHUNK = 16 * 1024
+#: Seconds of updates of a whole store.
+_AFTER_S = 5.0
 
 
 def open_at(config: JobConfig, checkpoint: Checkpoint | None) -> Attempt:
@@ -93,45 +97,111 @@ def restore(config: dict[str, Any], checkpoint: str, held: str | None = None) ->
     }
 
 
-def first_answer(
-    config: dict[str, Any], checkpoint: str, of: int, gets: int, seed: int, held: str | None = None
-) -> dict[str, Any]:
-    """Open a store at a checkpoint before all of it is here, read random keys of ``of`` records, and fetch the rest.
-
-    Returns: ``seconds`` to the first value, the median of more ``gets`` and of plain GETs of as much, and seconds from
-    the beginning until everything is here, without the gets.
-    """
+@contextmanager
+def _opened_by_need(config: dict[str, Any], checkpoint: str) -> Iterator[tuple[Services, Callable[[], PartialState]]]:
+    """A process that has connected. Yields a function that opens the store before all of it is here."""
     parsed, published = JobConfig.from_mapping(config), checkpoint_from_bytes(bytes.fromhex(checkpoint))
     _connect(parsed)
     services = attempt_host(parsed).services
     marker = published.marker("blob-store", STORE)
     assert marker is not None
+    opened: list[PartialState] = []
+
+    def opening() -> PartialState:
+        staging = services.directories(TASK, STORE).staging()
+        request = RestoreRequest(services.identity(TASK, STORE), marker, staging, (), no_progress)
+        state = services.restore_manager("blob-store").open_by_need(request, 1, owned=True)
+        assert state is not None
+        opened.append(state)
+        return state
+
+    yield services, opening
+    for state in opened:
+        state.store.close()
+
+
+def first_answer(
+    config: dict[str, Any], checkpoint: str, of: int, gets: int, seed: int, held: str | None = None
+) -> dict[str, Any]:
+    """Open a store at a checkpoint before all of it is here, read random keys of ``of`` records, and fetch the rest.
+
+    Returns: ``seconds`` to the first value; the median and the 99th percentile of more ``gets``; the median of plain
+    GETs of as much; and seconds from the beginning until everything is here, without the gets, while something reads
+    random keys.
+    """
     numbers = random.Random(seed).sample(range(of), gets + 1)
-    let_go(held)
-    start = time.perf_counter()
-    staging = services.directories(TASK, STORE).staging()
-    request = RestoreRequest(services.identity(TASK, STORE), marker, staging, (), no_progress)
-    state = services.restore_manager("blob-store").open_by_need(request, 1, owned=True)
-    assert state is not None
-    assert state.store.get(records.key(numbers[0])) is not None
-    first = time.perf_counter() - start
-    found, plain = [], []
-    index = Catalogue(services.transfer).index(
-        request.identity, Catalogue(services.transfer).chain(request.identity, marker).snapshot.index
-    )
-    part = max(index.root.files, key=lambda file: file.size).parts[0]
-    for number in numbers[1:]:
+    with _opened_by_need(config, checkpoint) as (services, opening):
+        let_go(held)
+        start = time.perf_counter()
+        state = opening()
+        assert state.store.get(records.key(numbers[0])) is not None
+        first = time.perf_counter() - start
+        largest = max(list_blobs(services.blobs(), f"{services.config.job_name}/"), key=lambda blob: blob.size)
+        found, plain = [], []
+        for number in numbers[1:]:
+            begun = time.perf_counter()
+            assert state.store.get(records.key(number)) is not None
+            found.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            services.transfer().get_range(BlobRef(largest.blob_id, largest.size, b""), 0, _CHUNK)
+            plain.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        assert state.store.get(records.key(number)) is not None
-        found.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        services.transfer().get_range(part, 0, _CHUNK)
-        plain.append(time.perf_counter() - begun)
-    begun = time.perf_counter()
-    state.fetch_rest(lambda: None)
-    complete = first + time.perf_counter() - begun
-    state.store.close()
-    return {"seconds": first, "get": median(found), "plain": median(plain), "complete": complete}
+        with _reading(state, of, seed):
+            state.fetch_rest(lambda: None)
+            complete = first + time.perf_counter() - begun
+    late = percentile(found, 0.99)
+    return {"seconds": first, "get": median(found), "late": late, "plain": median(plain), "complete": complete}
+
+
+@contextmanager
+def _reading(state: PartialState, of: int, seed: int) -> Iterator[None]:
+    """Read random keys on another thread, one after the other."""
+    over, source = threading.Event(), random.Random(seed)
+
+    def read() -> None:
+        while not over.is_set():
+            assert state.store.get(records.key(source.randrange(of))) is not None
+
+    reader = threading.Thread(target=read, name="bench-reader")
+    reader.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reader.join()
+
+
+def first_second(
+    config: dict[str, Any], checkpoint: str, of: int, seed: int, whole: bool, held: str | None = None
+) -> dict[str, Any]:
+    """Read and write random existing keys from the first second on, and for some seconds after everything is here.
+
+    Returns: ``rates``, updates in each second until everything is here, and ``after``, updates per second then. With
+    ``whole``, the store is whole before the first update.
+    """
+    source = random.Random(seed)
+
+    def updates(seconds: float) -> int:
+        until, count = time.perf_counter() + seconds, 0
+        while time.perf_counter() < until:
+            name = records.key(source.randrange(of))
+            value = state.store.get(name)
+            assert value is not None
+            state.store.write([(name, value[::-1])])
+            count += 1
+        return count
+
+    with _opened_by_need(config, checkpoint) as (_, opening):
+        let_go(held)
+        state, rates = opening(), list[int]()
+        rest = threading.Thread(target=state.fetch_rest, args=(lambda: None,), name="bench-rest")
+        rest.start()
+        if whole:
+            rest.join()
+        while rest.is_alive():
+            rates.append(updates(1.0))
+        after = updates(_AFTER_S) / _AFTER_S
+    return {"rates": rates, "after": after}
 
 
 def _connect(config: JobConfig) -> None:

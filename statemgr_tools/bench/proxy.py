@@ -1,5 +1,7 @@
 """A proxy in front of an S3 server that delays every answer by a random latency, like a distant store.
 
+It can also limit the bandwidth of all answers together.
+
 It listens on this machine only. It passes requests on unchanged, because their signature covers the host.
 
 ``FLIP_158`` has the latencies in Flink's proposal for generalised incremental checkpoints (FLIP-158): a PUT has a
@@ -12,7 +14,6 @@ import bisect
 import http.client
 import math
 import random
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from urllib.parse import urlsplit
 
 from statemgr.local.clock import SystemClock
 
+#: The latency of a distant S3 server, in seconds.
+LATENCY_S = 0.024
 _BUFFER = 256 * 1024
 _DEADLINE_S = 60.0
 _NOT_PASSED_ON = {"connection", "transfer-encoding", "expect", "date", "server"}
@@ -65,10 +68,11 @@ class SlowProxy:
     Args:
         upstream: the server's URL.
         latencies: the delays of the answers, in addition to the server's own time. None means no delay.
+        bandwidth: bytes per second of all answers together. None means no limit.
     """
 
-    def __init__(self, upstream: str, latencies: Latencies | None) -> None:
-        source, lock = random.Random(0), threading.Lock()
+    def __init__(self, upstream: str, latencies: Latencies | None, bandwidth: float | None = None) -> None:
+        source, lock, free_at = random.Random(0), threading.Lock(), 0.0
 
         def wait() -> None:
             if latencies is not None:
@@ -76,7 +80,18 @@ class SlowProxy:
                     seconds = latencies.sample(source)
                 SystemClock().sleep(seconds)
 
-        handler = type("Handler", (_Handler,), {"upstream": urlsplit(upstream).netloc, "wait": staticmethod(wait)})
+        def take(size: int) -> None:
+            nonlocal free_at
+            if bandwidth is None:
+                return
+            with lock:
+                now = SystemClock().monotonic()
+                free_at = max(free_at, now) + size / bandwidth
+                seconds = free_at - now
+            SystemClock().sleep(seconds)
+
+        parts = {"upstream": urlsplit(upstream).netloc, "wait": staticmethod(wait), "take": staticmethod(take)}
+        handler = type("Handler", (_Handler,), parts)
         self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -109,8 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
     """A client's connection, with its own connection to the server."""
 
     protocol_version = "HTTP/1.1"
+    #: Otherwise a body waits 40 ms until the client has acknowledged the header.
+    disable_nagle_algorithm = True
     upstream: str
     wait: Callable[[], None]
+    take: Callable[[int], None]
 
     def setup(self) -> None:
         super().setup()
@@ -133,12 +151,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         if answer.length is None:  # sent in chunks: the length is only known after reading
             content = answer.read()
+            self.take(len(content))
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
             return
         self.end_headers()
-        shutil.copyfileobj(answer, self.wfile, _BUFFER)
+        while piece := answer.read(_BUFFER):
+            self.take(len(piece))
+            self.wfile.write(piece)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815
 

@@ -22,6 +22,7 @@ TABLE = {
     "peak-memory": ("memory", True),
     "restore-partial": ("partial", True),
     "first-answer": ("first_answer", False),
+    "first-second": ("first_answer", False),
     "commit-vs-state": ("segments", True),
     "commit-bytes": ("segments", True),
     "commit-bytes-200": ("segments", False),
@@ -46,6 +47,7 @@ TABLE = {
     "spark-processor": ("spark", False),
     "spark-200": ("spark", False),
     "spark-restart": ("spark", False),
+    "spark-location": ("spark", False),
     "spark-affinity": ("spark", False),
     "spark-many": ("spark", False),
 }

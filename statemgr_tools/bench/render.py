@@ -18,8 +18,10 @@ HEADERS = ("case", "value", "unit", "reference", "its value", "ratio", "to reach
 MISSES_ALLOWED, MISS_ALLOWED = 3, 0.25
 #: The documentation has the measured results between these markers.
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+#: The start of the sentence that names the cases of other runs.
+_ALONE = "Measured in other runs than the rest:"
 #: The width of each column of a table, in characters; the column of the reference takes the rest of the line.
-_WIDTHS = {"case": 18, "value": 8, "unit": 20, "its value": 9, "ratio": 7, "to reach": 8, "verdict": 15}
+_WIDTHS = {"case": 18, "value": 8, "unit": 20, "its value": 9, "ratio": 18, "to reach": 8, "verdict": 15}
 _NARROWEST, _WIDEST = 12, 80
 _STYLES = {"reached": "green", "missed": "bold red"}
 
@@ -33,7 +35,7 @@ def cells(line: Line) -> tuple[str, ...]:
         result.unit,
         result.reference,
         number(result.reference_value),
-        number(result.ratio),
+        number(result.ratio) + (f" ({number(result.spread[0])}–{number(result.spread[1])})" if result.spread else ""),
         result.target or "",
         verdict(line),
     )
@@ -67,20 +69,47 @@ def markdown(lines: Sequence[Line]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def block(lines: Sequence[Line], rounds: int) -> str:
-    """Return a sentence about the machine, and the Markdown table."""
-    memory = psutil.virtual_memory().total / 1e9
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
-    return f"{machine}, Python {platform.python_version()}; {rounds} rounds.\n\n{markdown(lines)}"
+def with_table(page: str, lines: Sequence[Line], rounds: int, order: Sequence[str], *, whole: bool) -> str:
+    """Return the page with a sentence about the run and its table between the markers.
 
+    Args:
+        order: all cases, in the order of the table.
+        whole: whether the run measured all cases. Otherwise its lines replace those of the same cases, and a sentence
+            says which cases of the table are not of the same run as the others.
 
-def with_block(page: str, text: str) -> str:
-    """Return the page with new text between its markers. Raises: InvalidError if it has none."""
+    Raises: InvalidError if the page has no markers.
+    """
     before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    old, end, after = rest.partition(END)
     if not begin or not end:
         raise InvalidError("the page has no place for the table", hint=f"it goes between {BEGIN} and {END}")
-    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    head, *rows = markdown(lines).splitlines()
+    rule, rows = rows[0], rows[1:]
+    about = f"{_machine()}; {rounds} rounds."
+    if not whole:
+        kept = [row for row in old.splitlines() if _case(row) in order]
+        measured = dict.fromkeys(_case(row) for row in rows)
+        alone = [
+            name for name in order if name in measured or f"`{name}`" in old.partition(_ALONE)[2].partition("\n")[0]
+        ]
+        first = old.strip().partition("\n")[0]
+        about = f"{first or about}\n\n{_ALONE} {', '.join(f'`{name}`' for name in alone)}."
+        rows = sorted(
+            [row for row in kept if _case(row) not in measured] + rows, key=lambda row: order.index(_case(row))
+        )
+    text = "\n".join([head, rule, *rows])
+    return f"{before}{begin}\n\n{about}\n\n{text}\n\n{end}{after}"
+
+
+def _machine() -> str:
+    memory = psutil.virtual_memory().total / 1e9
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, {memory:.0f} GB of memory"
+    return f"{machine}, Python {platform.python_version()}"
+
+
+def _case(row: str) -> str:
+    """Return the case of a row of a Markdown table."""
+    return row.partition("|")[2].partition("|")[0].strip()
 
 
 def summary(lines: Sequence[Line], must: Collection[str]) -> str:

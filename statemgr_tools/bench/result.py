@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any, Literal
 
 #: The reference of a line that has none.
@@ -37,8 +39,9 @@ class Target:
 class Result:
     """One line: ``value`` in ``unit``, compared with ``reference``, which had ``reference_value``.
 
-    ``ratio`` is value / reference_value. ``target`` is the bound as text, and ``reached`` is None
-    if there is no target, or if the reference was not available.
+    ``ratio`` is value / reference_value, or the median of the rounds' ratios; ``spread`` then has the smallest and the
+    largest of them. ``target`` is the bound as text, and ``reached`` is None if there is no target, or if the reference
+    was not available.
     """
 
     case: str
@@ -47,13 +50,21 @@ class Result:
     reference: str = ""
     reference_value: float | None = None
     ratio: float | None = None
+    spread: tuple[float, float] | None = None
     target: str | None = None
     reached: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON. Numbers have four significant digits."""
         fields = asdict(self)
-        return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
+        return {
+            name: _rounded(value)
+            if isinstance(value, float)
+            else [_rounded(one) for one in value]
+            if isinstance(value, tuple)
+            else value
+            for name, value in fields.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,20 @@ def compared(
         return Line(Result(case=case, value=value, unit=unit, reference=text, target=str(target) if target else None))
     ratio = value / reference_value if reference_value else math.inf
     return _line(case, value, unit, reference, reference_value, ratio, target)
+
+
+def of_rounds(
+    case: str,
+    unit: str,
+    reference: str,
+    rounds: Sequence[tuple[float, float]],
+    target: Target | None = None,
+) -> Line:
+    """Make a line from the value and the reference of each round: the medians, and the median of the ratios."""
+    value, of_reference = (median(one) for one in zip(*rounds, strict=True))
+    ratios = sorted(ours / theirs for ours, theirs in rounds)
+    line = _line(case, value, unit, reference, of_reference, median(ratios), target)
+    return Line(replace(line.result, spread=(ratios[0], ratios[-1])), line.miss)
 
 
 def alone(case: str, value: float, unit: str, what: str, target: Target | None = None) -> Line:

@@ -13,8 +13,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from spark_integration import ArrowStore, BatchReport, RunningQuery, StateContex
 from statemgr import JobConfig
 from statemgr_tools.bench.fresh import MeasurementFailed
 from statemgr_tools.demo.pipeline import java_options
-from statemgr_tools.dev import connector_jars, find_java
+from statemgr_tools.dev import connector_jars, find_java, s3a_jars
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     Query = RunningQuery | StreamingQuery
 
 STATEMGR, SPARK = "statemgr", "spark"
+#: statemgr with the option ``checkpointLocation``.
+KEPT = "statemgr-kept"
 OUTPUT = "key string, total bigint, rows bigint"
 _PARTITIONS = 4
 _DEADLINE_S = 1800
@@ -54,19 +58,28 @@ _ITEM_BYTES = 12 + 16
 
 
 def measure(
-    *, config: Mapping[str, object], api: str, engines: list[str], keys: int, rows: int, batches: int, directory: str
+    *,
+    config: Mapping[str, object],
+    api: str,
+    engines: list[str],
+    keys: int,
+    rows: int,
+    batches: int,
+    directory: str,
+    s3: bool = False,
 ) -> dict[str, Any]:
     """Fill the state with ``keys`` keys, then run ``batches`` warm batches of ``rows`` rows with random keys.
 
     Args:
         api: ``aggregate``, or ``row`` or ``pandas`` for a processor.
-        engines: ``statemgr``, ``spark``, or both.
+        engines: ``statemgr``, ``statemgr-kept``, ``spark``.
         directory: the directory for Spark's state and checkpoint locations.
+        s3: whether the checkpoint locations are on the job's S3 server instead.
 
     Returns: engine → the seconds of each batch.
     Raises: MeasurementFailed, if the engines' last batches have different rows.
     """
-    with _filled(config, api, engines, keys, rows, directory) as (sides, records):
+    with _filled(config, api, engines, keys, rows, directory, s3=s3) as (sides, records):
 
         def timed(side: _Side, batch: list[tuple[int, int]]) -> float:
             side.produce(batch)
@@ -117,6 +130,49 @@ def _in_turn(
             if number >= 0:
                 found[side.engine].append(seconds)
     return found
+
+
+def measure_frames(*, keys: int, rows: int, tasks: int, batches: int) -> dict[str, Any]:
+    """Run the code of the pandas processor alone, on data frames that are there, in as many processes as tasks.
+
+    Returns: ``own``: for each batch, the seconds that the slowest process takes.
+    """
+    with ProcessPoolExecutor(tasks, get_context("spawn")) as pool:
+        found = [pool.submit(_frames_alone, keys // tasks, rows // tasks, batches, seed) for seed in range(tasks)]
+        return {"own": [max(times) for times in zip(*(one.result() for one in found), strict=True)]}
+
+
+def _frames_alone(keys: int, rows: int, batches: int, seed: int) -> list[float]:
+    picks, found = random.Random(seed), []
+    processor, state = PandasTotals(), _Remembered()
+    processor._state = state  # type: ignore[assignment]
+    for _ in range(batches):
+        values: dict[str, list[int]] = {}
+        for _ in range(rows):
+            values.setdefault(f"{picks.randrange(keys):012}", []).append(picks.randrange(1000))
+        frames = {key: pd.DataFrame({"key": key, "value": of_key}) for key, of_key in values.items()}
+        began = time.perf_counter()
+        for state.key, frame in frames.items():
+            for _ in processor.handleInputRows((state.key,), iter((frame,)), None):  # type: ignore[arg-type]
+                pass
+        found.append(time.perf_counter() - began)
+    return found
+
+
+class _Remembered:
+    """A value state that costs nothing."""
+
+    def __init__(self) -> None:
+        self.key = ""
+        self._values: dict[str, Any] = {}
+
+    def get(self) -> Any:
+        """Return the value of the key."""
+        return self._values.get(self.key)
+
+    def update(self, value: Any) -> None:
+        """Set the value of the key."""
+        self._values[self.key] = value
 
 
 def measure_fetches(
@@ -185,13 +241,22 @@ def measure_share(
 
 @contextmanager
 def _filled(
-    config: Mapping[str, object], api: str, engines: list[str], keys: int, rows: int, directory: str
+    config: Mapping[str, object],
+    api: str,
+    engines: list[str],
+    keys: int,
+    rows: int,
+    directory: str,
+    *,
+    s3: bool = False,
 ) -> Iterator[tuple[list[_Side], Callable[[], list[tuple[int, int]]]]]:
     """Yield the engines with running queries whose state has all keys, and a function that draws a batch."""
     job = JobConfig.from_mapping(config)
-    spark = _session(Path(directory), f"local[{job.tasks}]", job.tasks)
+    spark = _session(Path(directory), f"local[{job.tasks}]", job.tasks, job if s3 else None)
     try:
         sides = [_Side(engine, job, spark, api, rows, Path(directory), _PARTITIONS) for engine in engines]
+        for side in sides if s3 else ():
+            side.location = f"{str(job.blob_uri).replace('s3:', 's3a:', 1)}/location-{side.engine}"
         picks = random.Random(7)
         for side in sides:
             side.produce((number % keys, number % 97) for number in range(max(keys, rows)))
@@ -232,12 +297,13 @@ class _Side:
         self.engine = engine
         self.keep = False
         self.kept: list[tuple[Any, ...]] = []
-        self._job = job
+        name = {"job.name": f"{job.job_name}-{engine}"}
+        self._job = JobConfig.from_mapping(job.to_mapping(), name)
         self._spark = spark
         self._api = api
         self._rows = rows
         self._partitions = partitions
-        self._location = (directory / f"location-{engine}").as_uri()
+        self.location = (directory / f"location-{engine}").as_uri()
         self._servers = str(job.to_mapping()["kafka.bootstrap.servers"])
         self._topic = f"{job.job_name}-{engine}-input"
         self._query: Query | None = None
@@ -262,7 +328,8 @@ class _Side:
 
     def start(self) -> None:
         """Start the query on the records in the topic."""
-        self._query = self._ours() if self.engine == STATEMGR else self._theirs()
+        self._seen = -1  # batches have no numbers of an earlier start
+        self._query = self._theirs() if self.engine == SPARK else self._ours()
 
     def stop(self) -> None:
         """Stop the query."""
@@ -271,7 +338,7 @@ class _Side:
 
     def lose_local_state(self) -> None:
         """Delete the engine's data on the local disk, as on a new machine."""
-        if self.engine == STATEMGR:
+        if self.engine != SPARK:
             shutil.rmtree(self._job.state_dir)
         else:
             # this also deletes the stores' directories
@@ -321,11 +388,12 @@ class _Side:
     def _ours(self) -> RunningQuery:
         if self._api == "aggregate":
             query = StatefulQuery(self._job).input(self._input).key_by("key").process(totals, OUTPUT)
-            return query.output(self._write).option("checkpointLocation", self._location).start()
+            kept = {"checkpointLocation": self.location} if self.engine == KEPT else {}
+            return query.output(self._write).options(**kept).start()
         groups = stateful(self._input, "key", config=self._job)
         transform = groups.transformWithState if self._api == "row" else groups.transformWithStateInPandas
         frame = transform(_PROCESSORS[self._api](), OUTPUT, "Update", "None")
-        return frame.writeStream.foreachBatch(self._write).option("checkpointLocation", self._location).start()
+        return frame.writeStream.foreachBatch(self._write).start()
 
     def _theirs(self) -> StreamingQuery:
         rows = self._input("earliest")
@@ -338,7 +406,7 @@ class _Side:
             transform = grouped.transformWithState if self._api == "row" else grouped.transformWithStateInPandas
             frame = transform(_PROCESSORS[self._api](), OUTPUT, "Update", "None")
         writer = frame.writeStream.foreachBatch(self._write).outputMode("update")
-        return writer.option("checkpointLocation", self._location).start()
+        return writer.option("checkpointLocation", self.location).start()
 
 
 def totals(batches: Iterator[pa.RecordBatch], stores: Any, context: StateContext) -> Iterator[pa.RecordBatch]:
@@ -383,13 +451,14 @@ class PandasTotals(RowTotals):
 _PROCESSORS: Mapping[str, Callable[[], StatefulProcessor]] = {"row": RowTotals, "pandas": PandasTotals}
 
 
-def _session(directory: Path, master: str, tasks: int) -> SparkSession:
+def _session(directory: Path, master: str, tasks: int, s3: JobConfig | None = None) -> SparkSession:
+    """Start a session. ``s3``: the job whose S3 server Hadoop's file system ``s3a`` reaches."""
     find_java()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     state = "spark.sql.streaming.stateStore"
     settings = {
-        "spark.jars": ",".join(str(jar) for jar in connector_jars()),
+        "spark.jars": ",".join(map(str, [*connector_jars(), *(s3a_jars() if s3 is not None else [])])),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(tasks),
@@ -402,6 +471,15 @@ def _session(directory: Path, master: str, tasks: int) -> SparkSession:
         # how often the idle engine asks for offsets
         "spark.sql.streaming.pollingDelay": "100ms",
     }
+    if s3 is not None:
+        settings |= {
+            "spark.hadoop.fs.s3a.endpoint": str(s3.blob_s3["endpoint"]),
+            "spark.hadoop.fs.s3a.endpoint.region": str(s3.blob_s3["region"]),
+            "spark.hadoop.fs.s3a.access.key": str(s3.blob_s3["access.key"]),
+            "spark.hadoop.fs.s3a.secret.key": str(s3.blob_s3["secret.key"]),
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.AbstractFileSystem.s3a.impl": "org.apache.hadoop.fs.s3a.S3A",
+        }
     builder = SparkSession.builder.master(master).appName("statemgr bench")
     for name, value in settings.items():
         builder = builder.config(name, value)

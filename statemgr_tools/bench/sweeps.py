@@ -13,6 +13,7 @@ from functools import partial
 
 from statemgr_tools.bench import records
 from statemgr_tools.bench.backups import backup_of
+from statemgr_tools.bench.cases.first_answer import backup, by_need, slow, whole_restore
 from statemgr_tools.bench.cases.restore import restored
 from statemgr_tools.bench.jobs import SEGMENTS, SNAPSHOTS, task_at, to_blobs
 from statemgr_tools.bench.measure import seconds
@@ -51,6 +52,7 @@ def all_sweeps(session: Session) -> Iterator[Picture]:
     yield _by_changes(session)
     yield _by_files(session)
     yield _by_latency(session)
+    yield _by_need(session)
 
 
 def _by_state(session: Session) -> Picture:
@@ -101,6 +103,21 @@ def _by_latency(session: Session) -> Picture:
         curves.append(Curve(label=f"commit, {kind}", points=points))
     title = f"A commit of {session.count(_UPDATES):,} updates on {state}"
     return Picture(title=title, x="latency added to every request", curves=curves, logarithmic=False)
+
+
+def _by_need(session: Session) -> Picture:
+    first: list[tuple[float | str, float]] = []
+    whole: list[tuple[float | str, float]] = []
+    with slow(session) as proxy:
+        for size in (64, 256, 1024, 4096):
+            made = backup(session, size * MEBIBYTE)
+            x = made.state.bytes / MEBIBYTE
+            session.report(f"the first answer of {made.state}")
+            answers = [by_need(session, made, proxy, number)["seconds"] for number in range(session.rounds)]
+            first.append((x, statistics.median(answers)))
+            whole.append((x, whole_restore(session, made, proxy)))
+    curves = [Curve(label="first value, by need", points=first), Curve(label="whole restore", points=whole)]
+    return Picture(title="S3 with 24 ms and 200 MB/s", x="state, MiB", curves=curves)
 
 
 def _commit(

@@ -59,7 +59,8 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "--markdown",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="Also write the table to FILE, between its markers (docs/performance.md).",
+    help="Also write the table to FILE, between its markers (docs/performance.md). With --case, replace the lines of "
+    "these cases only.",
 )
 @click.option(
     "--plot",
@@ -131,7 +132,9 @@ def command(
     if not as_json:
         messages().print(render.summary(lines, must), markup=False)
     if markdown is not None:
-        markdown.write_text(render.with_block(markdown.read_text(), render.block(lines, rounds)))
+        whole = len(names) == len(registry.TABLE)
+        page = render.with_table(markdown.read_text(), lines, rounds, list(registry.TABLE), whole=whole)
+        markdown.write_text(page)
     if failed or (session.full and set(render.missed_cases(lines)).intersection(must)):
         raise SystemExit(1)
 

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     help="Column, or product of columns (Quantity*UnitPrice), whose exact sum and maximum are kept.",
 )
 @click.option(
-    "--blob", type=click.Choice(["file", "s3"]), default="file", show_default=True, help="Type of the blob store."
+    "--blob",
+    type=click.Choice(["file", "s3", "gcs", "azure"]),
+    default="file",
+    show_default=True,
+    help="Type of the blob store.",
 )
 @click.option(
     "--kills", type=click.IntRange(0, 50), default=2, show_default=True, help="Number of kills, without --migrate."

@@ -64,11 +64,11 @@ def up_command(
     """
     from statemgr_tools.dev import servers
 
-    broker, store = servers.read_state(directory.absolute())
+    known = servers.read_state(directory.absolute())
     if kafka_port is None:
-        kafka_port = broker.port if broker else KAFKA_PORT
+        kafka_port = known["kafka"].port if "kafka" in known else KAFKA_PORT
     if s3_port is None:
-        s3_port = store.port if store else S3_PORT
+        s3_port = known["s3"].port if "s3" in known else S3_PORT
     with _progress() as report:
         running = servers.up(
             directory, kafka=kafka, s3=s3, kafka_port=kafka_port or None, s3_port=s3_port or None, report=report

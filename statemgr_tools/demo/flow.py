@@ -195,6 +195,8 @@ def _servers(settings: Settings, environment: Mapping[str, str], progress: Progr
         directory,
         kafka=kafka is None,
         s3=need_s3,
+        gcs=settings.blob == "gcs",
+        azure=settings.blob == "azure",
         report=lambda step: progress.update(bar, description=step),
     )
     progress.update(bar, description="fetching Spark's Kafka connector (the first time)")

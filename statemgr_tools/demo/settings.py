@@ -117,6 +117,17 @@ def write_config(
             "blob.store.s3.access.key": f"${{file:{_secret(run, 's3-access-key', servers.s3_access_key)}}}",
             "blob.store.s3.secret.key": f"${{file:{_secret(run, 's3-secret-key', servers.s3_secret_key)}}}",
         }
+    elif settings.blob == "gcs":
+        values |= {
+            "blob.store.uri": f"gs://{servers.gcs_bucket}/demo",
+            "blob.store.gcs.endpoint": servers.gcs_endpoint,
+        }
+    elif settings.blob == "azure":
+        text = _secret(run, "azure-connection-string", servers.azure_connection_string)
+        values |= {
+            "blob.store.uri": f"az://{servers.azure_container}/demo",
+            "blob.store.azure.connection.string": f"${{file:{text}}}",
+        }
     else:
         values["blob.store.uri"] = (run.root / "blobs").as_uri()
     # JSON's strings, numbers and arrays are TOML's

@@ -6,7 +6,7 @@ Starts and stops processes. Writes in the caller's directory and the user's cach
 from __future__ import annotations
 
 from statemgr.terminal.find_java import Java, find_java
-from statemgr_tools.dev.jars import connector_jars
+from statemgr_tools.dev.jars import connector_jars, s3a_jars
 from statemgr_tools.dev.servers import DevServers, down, status, up
 
-__all__ = ["DevServers", "Java", "connector_jars", "down", "find_java", "status", "up"]
+__all__ = ["DevServers", "Java", "connector_jars", "down", "find_java", "s3a_jars", "status", "up"]

@@ -1,4 +1,4 @@
-"""An S3 server as a child process on this machine: versitygw, or moto if versitygw is not available.
+"""An S3 server as a child process on this machine: versitygw, or moto if versitygw is not available, or SeaweedFS.
 
 versitygw stores objects as files, checks checksums and answers conditional writes; moto keeps them in memory.
 Writes in the server's own directory, and builds versitygw in the user's cache directory.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import json
 import os
 import secrets
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from statemgr.errors import PrerequisiteMissing
-from statemgr_tools.dev.jars import cache_directory
-from statemgr_tools.dev.process import Server, ServerProcess, spawn
+from statemgr_tools.dev.process import Server, ServerProcess, free_port, spawn, wait_until_ready
+from statemgr_tools.dev.programs import go_program
 
 VERSITYGW_VERSION = "v1.8.0"
+SEAWEEDFS_VERSION = "v0.0.0-20261109003541-7506e5f91cd6"
 REGION = "us-east-1"
-
-_MODULE = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
-_BUILD_DEADLINE_S = 600
 
 
 @dataclass(kw_only=True)
@@ -33,7 +29,7 @@ class S3Server(Server):
     """An S3 server with one bucket and its own keys. A moto server loses its objects when it stops.
 
     Args:
-        kind: ``versitygw`` or ``moto``. None takes the first available one.
+        kind: ``versitygw``, ``moto`` or ``seaweedfs``. None takes the first available one.
     """
 
     name = "the S3 server"
@@ -53,6 +49,8 @@ class S3Server(Server):
 
     def spawn(self) -> ServerProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.kind == "seaweedfs":
+            return spawn(self._seaweedfs(), log=self.directory / "s3.log", cwd=self.directory)
         program = find_versitygw() if self.kind in (None, "versitygw") else None
         if self.kind == "versitygw" and program is None:
             raise PrerequisiteMissing(
@@ -68,13 +66,17 @@ class S3Server(Server):
         super().wait(process, deadline_s)
         if self.kind == "moto":
             self._request("PUT", f"/{self.bucket}")
+        if self.kind == "seaweedfs":
+            # a directory of its file server is a bucket
+            made = lambda: self._request("POST", f"/buckets/{self.bucket}/", self._filer_port) in (200, 201)  # noqa: E731
+            wait_until_ready(process, made, name=self.name, deadline_s=deadline_s)
 
     def answers(self) -> bool:
         """Return whether the server answers HTTP at all."""
         return self._request("GET", "/") is not None
 
-    def _request(self, method: str, path: str) -> int | None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
+    def _request(self, method: str, path: str, port: int | None = None) -> int | None:
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=2.0)
         try:
             connection.request(method, path)
             return connection.getresponse().status
@@ -102,6 +104,23 @@ class S3Server(Server):
             command += ["--sidecar", str(sidecar)]
         return [*command, str(data)]
 
+    def _seaweedfs(self) -> list[str]:
+        program = find_seaweedfs()
+        if program is None:
+            raise PrerequisiteMissing("SeaweedFS was not found", hint="put weed on PATH, or install Go")
+        (self.directory / "objects").mkdir(exist_ok=True)
+        keys = {"accessKey": self.access_key, "secretKey": self.secret_key}
+        actions = ["Admin", "Read", "Write", "List", "Tagging"]
+        users = self.directory / "users.json"
+        users.touch(0o600)
+        users.write_text(json.dumps({"identities": [{"name": "dev", "credentials": [keys], "actions": actions}]}))
+        self._filer_port = free_port()
+        ports = {"filer": self._filer_port, "s3": self.port, "master": free_port(), "volume": free_port()}
+        command = [str(program), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-dir=objects"]
+        command += [f"-{name}.port={port}" for name, port in ports.items()]
+        command += [f"-{name}.port.grpc={free_port()}" for name in ports]
+        return [*command, "-s3.config=users.json", "-volume.max=100", "-master.volumeSizeLimitMB=256"]
+
     def _moto(self) -> list[str]:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             raise PrerequisiteMissing(
@@ -112,38 +131,14 @@ class S3Server(Server):
 
 
 def find_versitygw(*, build: bool = True) -> Path | None:
-    """Return the versitygw program: on ``PATH``, in ``GOBIN``, in our cache, or built there by Go."""
-    if found := shutil.which("versitygw"):
-        return Path(found)
-    kept = cache_directory() / "bin" / f"versitygw-{VERSITYGW_VERSION}"
-    for candidate in (Path(os.environ.get("GOBIN") or "/nonexistent", "versitygw"), kept):
-        if os.access(candidate, os.X_OK):
-            return candidate
-    return _build_versitygw(kept) if build else None
+    """Return the versitygw program, as :func:`statemgr_tools.dev.programs.go_program`."""
+    return go_program("versitygw", "github.com/versity/versitygw/cmd/versitygw", VERSITYGW_VERSION, build=build)
 
 
-def _build_versitygw(destination: Path) -> Path | None:
-    go = shutil.which("go")
-    if go is None:
-        return None
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix="build-") as work:
-        # a static program also runs in an empty container image
-        environment = os.environ | {"GOBIN": work, "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
-        try:
-            subprocess.run(
-                [go, "install", _MODULE],
-                env=environment,
-                cwd=work,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_BUILD_DEADLINE_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None  # an old Go or no network: use moto instead
-        os.replace(Path(work, "versitygw"), destination)
-    return destination
+def find_seaweedfs(*, build: bool = True) -> Path | None:
+    """Return SeaweedFS's program, as :func:`statemgr_tools.dev.programs.go_program`. To build it takes minutes."""
+    package = "github.com/seaweedfs/seaweedfs/weed"
+    return go_program("weed", package, SEAWEEDFS_VERSION, build=build, as_dependency=True)
 
 
 def _has_extended_attributes(directory: Path) -> bool:

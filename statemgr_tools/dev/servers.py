@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.errors import CorruptError, InvalidError
+from statemgr_tools.dev.clouds import AzureServer, GcsServer, find_azurite, find_fake_gcs
 from statemgr_tools.dev.jars import broker_jars, broker_jars_are_here
 from statemgr_tools.dev.kafka import KafkaBroker
 from statemgr_tools.dev.process import Server, free_port, listener, stays_taken
@@ -18,6 +19,7 @@ from statemgr_tools.dev.s3 import S3Server, find_versitygw
 
 #: Lists the servers of a directory. Only its owner can read it, because it contains the keys of the local S3 server.
 _FILE = "servers.json"
+_SERVERS: Mapping[str, type[Server]] = {"kafka": KafkaBroker, "s3": S3Server, "gcs": GcsServer, "azure": AzureServer}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,17 @@ class DevServers:
     s3_server: str | None = None
     s3_pid: int | None = None
     s3_log: str | None = None
+    gcs_endpoint: str | None = None
+    gcs_bucket: str | None = None
+    gcs_pid: int | None = None
+    gcs_log: str | None = None
+    azure_connection_string: str | None = field(default=None, repr=False)
+    azure_container: str | None = None
+    azure_pid: int | None = None
+    azure_log: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields by name for JSON, including the secret key of the local server."""
+        """Return all fields by name for JSON, including the keys of the local servers."""
         return asdict(self)
 
 
@@ -51,6 +61,8 @@ def up(
     s3_port: int | None = None,
     kafka_settings: Mapping[str, str] | None = None,
     s3_kind: str | None = None,
+    gcs: bool = False,
+    azure: bool = False,
     report: Callable[[str], None] = lambda step: None,
 ) -> DevServers:
     """Start the servers that do not run yet. They keep running after this process ends.
@@ -65,6 +77,7 @@ def up(
         kafka_port, s3_port: the ports to listen on. None takes any free port.
         kafka_settings: broker properties, for a new broker.
         s3_kind: ``versitygw`` or ``moto``, for a new server.
+        gcs, azure: start a server of Google Cloud Storage or of Azure Blob Storage, on any free port.
         report: called with each step before it begins, for a progress display.
 
     Raises:
@@ -72,9 +85,17 @@ def up(
         InvalidError: a requested port is in use, or a server already runs on another port.
     """
     root = Path(directory).absolute()
-    broker, store = read_state(root)
+    known = read_state(root)
+
+    def start(server: Server, name: str) -> None:
+        if not server.running:
+            report(f"starting {server.name} on port {server.port}")
+        server.start(spawned=lambda: _write_state(root, {**known, name: server}))
+        known[name] = server
+
     if kafka:
-        broker = broker or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
+        broker = known.get("kafka") or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
+        assert isinstance(broker, KafkaBroker)
         _settle_port(broker, kafka_port, "--kafka-port")
         if not broker.running:
             if stays_taken(broker.controller_port):
@@ -82,17 +103,27 @@ def up(
             if not broker_jars_are_here():
                 report("fetching the Kafka broker (44 MB, only the first time)")
                 broker_jars()
-            report(f"starting the Kafka broker on port {broker.port}")
-        broker.start(spawned=lambda: _write_state(root, broker, store))
+        start(broker, "kafka")
     if s3:
-        store = store or S3Server(directory=root / "s3", kind=s3_kind)
+        store = known.get("s3") or S3Server(directory=root / "s3", kind=s3_kind)
+        assert isinstance(store, S3Server)
         _settle_port(store, s3_port, "--s3-port")
-        if not store.running:
-            if store.kind != "moto" and find_versitygw(build=False) is None and shutil.which("go"):
-                report("building the S3 server with Go (only the first time)")
-                find_versitygw()
-            report(f"starting the S3 server on port {store.port}")
-        store.start(spawned=lambda: _write_state(root, broker, store))
+        if (
+            not store.running
+            and store.kind in (None, "versitygw")
+            and find_versitygw(build=False) is None
+            and shutil.which("go")
+        ):
+            report("building the S3 server with Go (only the first time)")
+            find_versitygw()
+        start(store, "s3")
+    for name, wanted, find in (("gcs", gcs, find_fake_gcs), ("azure", azure, find_azurite)):
+        if wanted:
+            server = known.get(name) or _SERVERS[name](directory=root / name)
+            _settle_port(server, None, "")
+            if not server.running and find(build=False) is None:
+                report(f"installing {server.name} (only the first time)")
+            start(server, name)
     return status(root)
 
 
@@ -122,45 +153,45 @@ def _settle_port(server: Server, wanted: int | None, option: str) -> None:
 
 def down(directory: str | Path) -> bool:
     """Stop the servers of this directory by PID. Their data stays. Returns: whether any ran."""
-    root = Path(directory).absolute()
-    broker, store = read_state(root)
-    stopped = False
-    for server in (broker, store):
-        if server is not None and server.running:
-            server.stop()
-            stopped = True
-    return stopped
+    running = [server for server in read_state(Path(directory).absolute()).values() if server.running]
+    for server in running:
+        server.stop()
+    return bool(running)
 
 
 def status(directory: str | Path) -> DevServers:
     """Return the running servers of this directory."""
     root = Path(directory).absolute()
-    broker, store = read_state(root)
     fields: dict[str, Any] = {}
-    if broker is not None and broker.process is not None and broker.process.running:
-        fields |= {
-            "bootstrap_servers": broker.bootstrap_servers,
-            "kafka_pid": broker.process.pid,
-            "kafka_log": str(broker.process.log),
-        }
-    if store is not None and store.process is not None and store.process.running:
-        fields |= {
-            "s3_endpoint": store.endpoint,
-            "s3_bucket": store.bucket,
-            "s3_region": store.region,
-            "s3_access_key": store.access_key,
-            "s3_secret_key": store.secret_key,
-            "s3_server": store.kind,
-            "s3_pid": store.process.pid,
-            "s3_log": str(store.process.log),
-        }
+    for name, server in read_state(root).items():
+        if server.process is None or not server.process.running:
+            continue
+        fields |= {f"{name}_pid": server.process.pid, f"{name}_log": str(server.process.log)}
+        match server:
+            case KafkaBroker():
+                fields["bootstrap_servers"] = server.bootstrap_servers
+            case S3Server():
+                fields |= {
+                    "s3_endpoint": server.endpoint,
+                    "s3_bucket": server.bucket,
+                    "s3_region": server.region,
+                    "s3_access_key": server.access_key,
+                    "s3_secret_key": server.secret_key,
+                    "s3_server": server.kind,
+                }
+            case GcsServer():
+                fields |= {"gcs_endpoint": server.endpoint, "gcs_bucket": server.bucket}
+            case AzureServer():
+                fields |= {
+                    "azure_connection_string": server.connection_string,
+                    "azure_container": server.bucket,
+                }
     return DevServers(directory=str(root), **fields)
 
 
-def _write_state(directory: Path, broker: KafkaBroker | None, store: S3Server | None) -> None:
+def _write_state(directory: Path, known: Mapping[str, Server]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    servers = {"kafka": broker, "s3": store}
-    state = {name: server.to_dict() for name, server in servers.items() if server is not None}
+    state = {name: server.to_dict() for name, server in known.items()}
     temporary = directory / f".{_FILE}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -168,18 +199,17 @@ def _write_state(directory: Path, broker: KafkaBroker | None, store: S3Server | 
     os.replace(temporary, directory / _FILE)
 
 
-def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
-    """Return the servers that were started in this directory, running or not, or ``(None, None)``.
+def read_state(directory: Path) -> dict[str, Server]:
+    """Return the servers that were started in this directory, running or not, by name.
 
     Raises: CorruptError if the file that lists them cannot be read; InvalidError if the directory is a file.
     """
     path = directory / _FILE
     try:
         state = json.loads(path.read_text())
-        broker = KafkaBroker.from_dict(directory / "kafka", state["kafka"]) if "kafka" in state else None
-        store = S3Server.from_dict(directory / "s3", state["s3"]) if "s3" in state else None
+        return {name: _SERVERS[name].from_dict(directory / name, found) for name, found in state.items()}
     except FileNotFoundError:
-        return None, None
+        return {}
     except NotADirectoryError as error:
         raise InvalidError("the servers' directory is a file", directory=str(directory)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -188,4 +218,3 @@ def read_state(directory: Path) -> tuple[KafkaBroker | None, S3Server | None]:
             hint=f"stop the servers that still run from {directory} (see the logs there), then remove the file",
             file=str(path),
         ) from error
-    return broker, store

@@ -363,9 +363,14 @@ def _phases(samples: Iterable[Sample]) -> list[tuple[str, float, str]]:
 
 
 def _restores(samples: Iterable[Sample]) -> list[Sample]:
-    """Show the finished restores by backend, and those in progress."""
+    """Show the finished restores by backend, those in progress, and what is still to come of open stores."""
     found = [one for one in samples if "restore" in one.name]
-    return [one for one in found if one.name != "statemgr_restore_progress_ratio" or one.value < 1]
+    ended = {
+        "statemgr_restore_progress_ratio": 1,
+        "statemgr_restore_bytes_to_come": 0,
+        "statemgr_restore_seconds_to_come": 0,
+    }
+    return [one for one in found if one.value != ended.get(one.name)]
 
 
 def _failures(samples: Iterable[Sample]) -> list[Sample]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-#: What a process may use more in its last third than in its second third, as a part and in addition. A member gets
-#: tasks and loses them, and its descriptors and threads change with that.
-_LIMITS = {"MiB": (1.15, 60.0), "descriptors": (1.1, 60.0), "threads": (1.1, 40.0)}
+#: What a process may use more in its last third than in its second third, as a part and in addition.
+_LIMITS = {"MiB": (1.15, 60.0), "descriptors": (1.1, 10.0), "threads": (1.1, 10.0)}
+#: As many samples of each third are compared at least.
+_FEWEST = 3
 #: Processes that have lived for less time say nothing.
 _SHORTEST_S = 150.0
 
@@ -31,9 +33,13 @@ def disk_bytes(directory: Path) -> int:
 
 @dataclass
 class Measures:
-    """Samples: process → name → values in the order of time, and name → bytes of all samples."""
+    """Samples: process → name → (open stores, value) in the order of time, and name → bytes of all samples.
 
-    processes: dict[tuple[int, float], dict[str, list[float]]] = field(default_factory=dict)
+    A member gets tasks and loses them, and its clients and threads with them. So values are compared that were seen
+    with the same number of open stores. Descriptors of files do not count: a store has as many as it has tables.
+    """
+
+    processes: dict[tuple[int, float], dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     lives: dict[tuple[int, float], tuple[float, float]] = field(default_factory=dict)
     sizes: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
@@ -41,9 +47,10 @@ class Measures:
         """Look at a process."""
         try:
             of = process.pid, process.create_time()
+            files = [file.path for file in process.open_files()]
             found = {
                 "MiB": process.memory_info().rss / 1024**2,
-                "descriptors": process.num_fds(),
+                "descriptors": process.num_fds() - len(files),
                 "threads": process.num_threads(),
             }
         except psutil.Error:
@@ -52,7 +59,7 @@ class Measures:
         now = time.monotonic()
         self.lives[of] = self.lives.get(of, (now, now))[0], now
         for name, value in found.items():
-            values[name].append(value)
+            values[name].append((sum(file.endswith("/LOCK") for file in files), value))
 
     def growth(self) -> tuple[list[str], list[str]]:
         """Compare the second and the last third of each long life. Returns: a line for each process, and what grows."""
@@ -63,12 +70,11 @@ class Measures:
                 continue
             parts = []
             for name, (most, more) in _LIMITS.items():
-                third = len(values[name]) // 3
-                before = statistics.median(values[name][third : 2 * third])
-                after = statistics.median(values[name][2 * third :])
-                parts.append(f"{name} {before:.0f} → {after:.0f}")
-                if after > before * most + more:
-                    grown.append(f"process {of[0]}: {name} {before:.0f} → {after:.0f} in {seconds:.0f} s")
+                for stores, before, after in _medians(values[name]):
+                    what = f"{name} with {stores} stores {before:.0f} → {after:.0f}"
+                    parts.append(what)
+                    if after > before * most + more:
+                        grown.append(f"process {of[0]}: {what} in {seconds:.0f} s")
             told.append(f"process {of[0]}, {seconds / 60:.0f} min: {', '.join(parts)}")
         for name, sizes in self.sizes.items():
             third = len(sizes) // 3
@@ -79,3 +85,13 @@ class Measures:
             if after > before * 1.5 + 20e6:
                 grown.append(f"{name}: {before / 1e6:.1f} → {after / 1e6:.1f} MB")
         return told, grown
+
+
+def _medians(values: list[tuple[int, float]]) -> Iterator[tuple[int, float, float]]:
+    """For each number of open stores the medians of the second and of the last third."""
+    third = len(values) // 3
+    before, after = values[third : 2 * third], values[2 * third :]
+    for stores in sorted({stores for stores, _ in values}):
+        then, now = ([value for count, value in part if count == stores] for part in (before, after))
+        if min(len(then), len(now)) >= _FEWEST:
+            yield stores, statistics.median(then), statistics.median(now)

@@ -96,7 +96,7 @@ def main(order: str) -> None:
     query = StatefulQuery(job).input(rows).key_by("key").process(Counting(given["log"]), "key string, value string")
     writer = query.writeStream.format("kafka").option("topic", given["output"]).trigger(**given["trigger"])
     try:
-        writer.option("checkpointLocation", given["location"]).start().awaitTermination()
+        writer.start().awaitTermination()
     except StatemgrError as error:
         print(type(error).__name__, flush=True)
         raise

@@ -58,7 +58,6 @@ class Query:
             "topic": self._topic,
             "output": self._output,
             "log": str(self.log),
-            "location": (self._directory / "location").as_uri(),
             "scratch": str(scratch),
             # the last driver has to process everything that the drivers before it have left
             "per_batch": 100_000 if trigger else self._chance.choice([100, 1000, 5000]),
@@ -115,7 +114,7 @@ class Query:
         def driver_loses_its_disk() -> None:
             _kill(_tree(self.driver))
             self.driver.wait()
-            shutil.rmtree(self._directory / chance.choice(["state", "location"]), ignore_errors=True)
+            shutil.rmtree(self._directory / "state", ignore_errors=True)
             self._next()
 
         def driver_is_overtaken() -> None:

@@ -129,7 +129,14 @@ class Journey:
         print(f"{time.monotonic() - self._started:7.1f} s  {what}", flush=True)
 
 
-@pytest.mark.parametrize("name", ["from-quix", "from-kafka-streams", "from-samza"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "from-kafka-streams",
+        pytest.param("from-quix", marks=pytest.mark.heavy),
+        pytest.param("from-samza", marks=pytest.mark.heavy),
+    ],
+)
 def test_the_whole_way_of_an_adopted_job(kafka: KafkaServer, tmp_path: Path, name: str) -> None:
     """The job moves through stages 1 to 4, from 2 tasks to 3, to an older checkpoint and back to stage 1, and its
     totals are exact at each step."""

@@ -131,7 +131,9 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
         assert any(path.endswith("licenses/LICENSE") for path in archive.namelist())
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
-    extras = {"spark", "s3", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench", "test"}
+    extras = {
+        "spark", "s3", "gcs", "azure", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench", "test",
+    }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra")) == extras
     addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
     assert set(addresses) == {"Source", "Issues", "Changelog"}
@@ -189,7 +191,7 @@ def test_constraints_name_exact_versions_without_addresses() -> None:
 _ROW = re.compile(
     r"^\| (?:[a-z0-9-, ]+ \| )?(?P<name>[a-z0-9-]+) \| `(?P<versions>[^`]+)` \| (?P<licence>[^|]+) \|", re.MULTILINE
 )
-_USERS = ("spark", "s3", "schema-registry", "otel", "transactions")
+_USERS = ("spark", "s3", "gcs", "azure", "schema-registry", "otel", "transactions")
 
 
 def test_the_page_has_every_dependency_with_its_versions_and_licence() -> None:

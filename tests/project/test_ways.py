@@ -10,9 +10,9 @@ from scripts.ways import ways
 MOST = {
     "get": 4,
     "put": 3,
-    "commit, changelog": 61,
-    "commit, blobs": 73,
-    "commit, both": 75,
+    "commit, changelog": 58,
+    "commit, blobs": 69,
+    "commit, both": 71,
     "open, changelog": 98,
     "open, blobs": 121,
     "open, both": 121,

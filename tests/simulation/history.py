@@ -31,6 +31,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import PreparedCommit
 from statemgr.errors import (
+    MissingBlob,
     MissingState,
     PermissionNeeded,
     StatemgrError,
@@ -64,6 +65,8 @@ DAY_S = 86_400.0
 _plugins = cache(importlib.metadata.entry_points)
 #: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
 PATIENCE_S = 3600.0
+#: What may have happened when bytes are wrong, or something is missing.
+_DAMAGE = {"flipped bit", "lost blob", "cut changelog", "deleted changelog"}
 #: The key of each row of the input, which belongs to the first task whatever their number is.
 _ROW = b"b"
 #: The key of another job's records on the checkpoint topic.
@@ -125,7 +128,7 @@ class History:
         self._directory = Path()
         self._name = f"simulated-{seed}"
         self.model = Model(scheduler)
-        self.model.was_damaged = lambda: "flipped bit" in self.seen
+        self.model.was_damaged = lambda: not _DAMAGE.isdisjoint(self.seen)
         #: what executors have prepared for the last driver
         self.prepared: list[PreparedCommit] = []
         #: how often an owner is the driver of an engine
@@ -146,6 +149,7 @@ class History:
     def run(self) -> None:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
+        tempfile.gettempdir()  # its first call in a process writes a file
         shm = Path("/dev/shm")
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:
@@ -242,6 +246,30 @@ class History:
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
         self.operators.act(number)
+        if scheduler.decide("backends", 3) == 2 and scheduler.chance(f"a loss after {number}", 0.2):
+            self._lose(f"after {number}")
+
+    def _lose(self, moment: str) -> None:
+        """Somebody deletes a part of one backend, while the other one has the whole state."""
+        scheduler = self.scheduler
+        kind = ("nothing", "blob", "records", "topic")[scheduler.decide("what is lost", 4)]
+        if kind == "blob":
+            names = sorted(name for name in self.bucket.names() if name.startswith(f"{self._name}/"))
+            if names:
+                self.bucket.lose(names[scheduler.decide(f"which blob is lost {moment}", len(names))])
+            return
+        store = STORES[scheduler.decide(f"which changelog is lost {moment}", 2)]
+        topic = self.config("", 0).stores[store].changelog_topic
+        if topic not in self.broker.topics:
+            return
+        if kind == "records":
+            end = self.broker.end(topic, 0, only_settled=True)
+            offset = scheduler.decide(f"where it begins {moment}", end + 1)
+            self.broker.log(topic, 0).delete_before(offset)
+            self.network.happened("cut changelog", f"somebody deletes the records of {topic} before {offset}")
+        elif kind == "topic":
+            self.broker.delete(topic)
+            self.network.happened("deleted changelog", f"somebody deletes {topic}")
 
     def _stop(self, process: Process) -> None:
         """SIGTERM: a loop ends after its current message."""
@@ -392,7 +420,7 @@ class History:
                 try:
                     stores, _ = restore_task(services, TASK, checkpoint, older=older, newer=newer)
                 except MissingState:
-                    if all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
+                    if "lost blob" not in self.seen and all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
                         raise
                     continue  # compaction may have changed what an older checkpoint needs
                 found: State = {name: dict(store.entries.scan(None, None)) for name, store in stores.items()}
@@ -405,13 +433,15 @@ class History:
             try:
                 report = collect_garbage(services, log, no_progress, delete=True)
             except StatemgrError as error:
+                if isinstance(error, MissingBlob) and "lost blob" in self.seen:
+                    return  # nobody knows what the checkpoint needs that has lost its index
                 if at_peace or not isinstance(error, MissingState | PermissionNeeded):
                     self.model.expect(error)
                 if at_peace:
                     raise
                 return
             self.scheduler.note(f"gc deletes {report.deleted.blobs} blobs")
-            if report.missing or (at_peace and (report.failed or report.expiring)):
+            if ("lost blob" not in self.seen and report.missing) or (at_peace and (report.failed or report.expiring)):
                 raise Wrong(f"gc: missing {report.missing}, failed {report.failed}, expiring {report.expiring}")
             if not at_peace:
                 return

@@ -12,7 +12,14 @@ from contextlib import contextmanager
 
 from statemgr.engine.attempts import Attempt
 from statemgr.engine.task import Task
-from statemgr.errors import CorruptError, LayoutMismatch, MissingState, RetryableError, StatemgrError
+from statemgr.errors import (
+    CorruptError,
+    LayoutMismatch,
+    MissingError,
+    RetryableError,
+    StatemgrError,
+    TopicMisconfigured,
+)
 from statemgr.model.checkpoint import Checkpoint
 from tests.simulation.scheduler import Scheduler
 
@@ -40,7 +47,7 @@ class Model:
         going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
         kept: the IDs of checkpoints that somebody was told are kept.
         was_rescaled: whether the job may have had another number of tasks.
-        was_damaged: says whether somebody has read wrong bytes.
+        was_damaged: says whether somebody has read wrong bytes, or blobs were lost.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -133,9 +140,8 @@ class Model:
         self._scheduler.trace(f"commit {position}")
         try:
             yield
-        except RetryableError as error:
-            if not self.may_be_published(error):
-                self.tried[position] -= 1
+        except RetryableError:
+            self.tried[position] -= 1  # surely not published
             raise
         self.acked = max(self.acked, position)
         self.acks += 1
@@ -151,15 +157,11 @@ class Model:
         self.acked = min(self.acked, checkpoint.input_offsets[SOURCE])
         self._went_back_at = checkpoint.sequence
 
-    def may_be_published(self, error: StatemgrError) -> bool:
-        """Whether a commit that ended with this error may be on the topic."""
-        return not isinstance(error, RetryableError) or error.message.startswith("the commit did not end")
-
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""
         if isinstance(error, LayoutMismatch) and self.was_rescaled:
             return
-        if isinstance(error, CorruptError | MissingState) and self.was_damaged():
+        if isinstance(error, CorruptError | MissingError | TopicMisconfigured) and self.was_damaged():
             return
         if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error

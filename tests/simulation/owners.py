@@ -12,6 +12,7 @@ from statemgr.engine import Epoch, PreparedCommit, open_attempt
 from statemgr.engine.attempts import Attempt
 from statemgr.engine.host import AttemptHost
 from statemgr.engine.task import Task
+from statemgr.engine.upkeep_thread import LOOK_S
 from statemgr.errors import (
     CorruptError,
     FencedError,
@@ -95,7 +96,7 @@ class TaskOwner(Owner):
                 except (RetryableError, OutcomeUnknownError) as error:
                     if decide(f"gives up {moment}", 2):
                         raise
-                    if self._model.may_be_published(error):
+                    if isinstance(error, OutcomeUnknownError):
                         at.changed.add("perhaps none")
                     at.failed = decide(f"tries the same {moment}", 2) == 0
                     self._scheduler.note(f"goes on after {type(error).__name__}: {error.message}")
@@ -129,6 +130,8 @@ class LastOwner(TaskOwner):
         acked = self._model.acked
         with self._manager.open_task(TASK) as task:
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            if self._model.was_damaged():
+                self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
             for _ in range(1 + self._scheduler.decide("last commits", 2)):
                 self._change_some(task, at, 3)
                 with self._model.committing(at.position):

@@ -427,6 +427,12 @@ class SimulatedBlobStore(MemoryBlobStore):
         """All blobs that exist."""
         return set(self._space.blobs)
 
+    def lose(self, blob_id: str) -> None:
+        """Somebody deletes a blob."""
+        with self._space.lock:
+            del self._space.blobs[blob_id]
+        self.network.happened("lost blob", f"somebody deletes the blob {blob_id}")
+
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         self._call("put", lambda: super(SimulatedBlobStore, self).put(blob_id, body, ttl_days=ttl_days))
 

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from spark_integration import StateContext
+from spark_integration.sources import StartingOffsets
 from statemgr import StateManager, Store
 from statemgr.errors import InvalidError
 from tests.spark.conftest import OUTPUT, Pipeline, count
@@ -66,7 +67,8 @@ def test_each_task_sees_its_own_partition_only(pipeline: MakePipeline) -> None:
 
 @pytest.mark.long
 def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
-    """Spark reads new partitions from their beginning. At a new location, ``including`` must name them."""
+    """New partitions are read from their beginning, also at a new location. ``including`` names those that statemgr
+    cannot know."""
     job = pipeline(partitions=1)
     job.produce(30)
     job.run()
@@ -76,10 +78,17 @@ def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
     job.produce(30, partition=1)
     shutil.rmtree(job.location)
 
+    unknown = StartingOffsets.of({f"{job.topic}-0": 30})  # as if the topic was on another cluster
     with pytest.raises(InvalidError, match="including"):
-        job.run()
+        job.run(job.query().input(lambda offsets: job.rows(unknown)))
     shutil.rmtree(job.location)
-    job.run(job.query().input(lambda offsets: job.rows(offsets.including(f"{job.topic}-1"))))
+    job.run(job.query().input(lambda offsets: job.rows(unknown.including(f"{job.topic}-1"))))
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+    for grown in admin.create_partitions([NewPartitions(job.topic, 3)]).values():
+        grown.result(timeout=30)
+    job.produce(30, partition=2)
+    shutil.rmtree(job.location)
+    job.run()
 
     assert job.state("blob-store") == job.outputs.counts() == job.produced
 

@@ -254,8 +254,6 @@ def test_an_incomplete_query(pipeline: MakePipeline) -> None:
     )
     with pytest.raises(InvalidError, match=r"set blob\.store\.uri"):
         job.query(config=changelog).start()
-    with pytest.raises(InvalidError, match="checkpointLocation"):
-        StatefulQuery(job.config).start()
     with pytest.raises(InvalidError, match="micro-batches"):
         job.query().trigger(continuous="1 second")
     job.produce(1)

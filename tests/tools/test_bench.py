@@ -18,11 +18,11 @@ from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
 from statemgr_tools.bench.measure import interleaved, percentile
 from statemgr_tools.bench.proxy import FLIP_158, SlowProxy, fixed
 from statemgr_tools.bench.requests import kind_of
-from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared
+from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared, of_rounds
 from statemgr_tools.bench.session import SMALL, Plan, Session
 from statemgr_tools.bench.sweeps import Curve, Picture
 
-_FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "target", "reached"]
+_FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "spread", "target", "reached"]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,35 @@ def test_markdown_has_a_row_for_each_line() -> None:
 def test_the_table_replaces_what_is_between_its_markers() -> None:
     """The rest of the page stays as it is. A page without markers is refused."""
     page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
-    text = render.with_block(page, render.block([alone("peak-memory", 1.0, "MB", "a restore")], 3))
+    lines, order = [alone("peak-memory", 1.0, "MB", "a restore")], ["restore-s3", "peak-memory", "verify"]
+    text = render.with_table(page, lines, 3, order, whole=True)
     assert text.startswith("before\n")
     assert text.endswith(f"{render.END}\nafter\n")
     assert "old" not in text
     assert "3 rounds" in text
     assert "| peak-memory | 1 | MB |" in text
     with pytest.raises(InvalidError, match="no place"):
-        render.with_block("nothing here", "x")
+        render.with_table("nothing here", lines, 3, order, whole=True)
+
+    more = [alone(name, 2.0, "MB", "more") for name in ("verify", "restore-s3")]
+    for part in (more[:1], more):
+        text = render.with_table(text, part, 5, order, whole=False)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [row.split()[1] for row in rows] == ["case", "---", *order]
+    assert "3 rounds" in text
+    assert text.count("other runs than the rest: `restore-s3`, `verify`.") == 1
+    text = render.with_table(text, more, 5, order, whole=True)
+    assert "peak-memory" not in text
+    assert "other runs" not in text
+
+
+def test_a_line_of_rounds_has_the_median_of_their_ratios() -> None:
+    """The ratio is not that of the medians, and the spread has the smallest and the largest one."""
+    line = of_rounds("spark-large", "ms", "Spark", [(1.0, 2.0), (3.0, 3.0), (8.0, 10.0)], Target("at most", 0.8))
+    assert (line.result.value, line.result.reference_value, line.result.ratio) == (3.0, 3.0, 0.8)
+    assert line.result.reached is True
+    assert "0.8 (0.5–1)" in render.cells(line)
+    assert line.result.to_dict()["spread"] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from statemgr.errors import CorruptError, InvalidError, UnavailableError
 from statemgr_tools.commands.dev import command
 from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
-from statemgr_tools.dev.s3 import S3Server, find_versitygw
+from statemgr_tools.dev.s3 import S3Server, find_seaweedfs, find_versitygw
 from statemgr_tools.dev.servers import read_state
 from tests import servers
 
@@ -216,7 +216,7 @@ def test_a_port_that_is_in_use_is_an_error_that_names_it_and_the_option(tmp_path
             with pytest.raises(InvalidError, match=f"port {port} is in use by .*{os.getpid()}") as error:
                 up(tmp_path, kafka_port=port, s3_port=port, **parts)
             assert option in (error.value.hint or "")
-        assert read_state(tmp_path) == (None, None)
+        assert read_state(tmp_path) == {}
     try:
         assert up(tmp_path, kafka=False, s3_port=port).s3_endpoint == f"http://127.0.0.1:{port}"
         assert up(tmp_path, kafka=False).s3_endpoint == f"http://127.0.0.1:{port}"
@@ -278,7 +278,7 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
     try:
         first = up(tmp_path, kafka=False, s3_kind="moto")
         down(tmp_path)
-        _, stopped = read_state(tmp_path)
+        stopped = read_state(tmp_path)["s3"]
         other = S3Server(directory=tmp_path / "other", kind="moto", port=stopped.port)
         other.start()
         try:
@@ -289,11 +289,13 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
         down(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["versitygw", "moto"])
-def test_both_s3_servers_serve_a_bucket(tmp_path: Path, kind: str) -> None:
-    """Both the preferred server and the fallback can store an object and find it again."""
+@pytest.mark.parametrize("kind", ["versitygw", "moto", "seaweedfs"])
+def test_each_s3_server_serves_a_bucket(tmp_path: Path, kind: str) -> None:
+    """The preferred server, the fallback and the second real one can store an object and find it again."""
     if kind == "versitygw" and find_versitygw() is None:
         pytest.skip("neither versitygw nor Go is here")
+    if kind == "seaweedfs" and find_seaweedfs(build=False) is None:
+        pytest.skip("SeaweedFS is not here; `make test-clouds` builds it, in minutes")
     server = S3Server(directory=tmp_path, kind=kind, port=free_port())
     server.start()
     try:

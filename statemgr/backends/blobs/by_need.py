@@ -3,11 +3,13 @@
 Steps of :func:`open_by_need`:
 
 1. get the chain and the index of its snapshot; a small snapshot, and one of another type of store, is refused
-2. fetch the small files, and make each large table file at its full size, with a hole in place of its content
-3. fetch the tails of the tables in parallel, as far as a limit of bytes allows; the others when something reads them
-4. open the store (:mod:`statemgr.local.rocksdb.partial`) and apply the segments after the snapshot
+2. fetch the small files, and make each large table file at its full size: it has the foot that is in the index, and a
+   hole in place of everything else
+3. open the store (:mod:`statemgr.local.rocksdb.partial`) and apply the segments after the snapshot
 
-:meth:`StateByNeed.fetch_rest` brings everything else, for a task that owns the store.
+The first look into a table fetches its tail, which has the filter and the index, and then a block.
+:meth:`StateByNeed.fetch_rest` brings everything else, for a task that owns the store: all tails, and then the parts of
+the files, those of hot files first.
 
 Every byte is verified before it is used: a tail by its hash in the index, a block by RocksDB's checksum, which also
 depends on its file and its place, and a part that is stored compressed by its own hash; in the end, each file by its
@@ -17,13 +19,16 @@ hash. Touches the staging directory, which must not exist, and which is private 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.tables import replay
-from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob, StateUnreachable, UnavailableError
 from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import TRAILER
@@ -33,27 +38,22 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.phases import Phase
-from statemgr.ports import RestoreRequest
+from statemgr.ports import Clock, RestoreRequest
 from statemgr.services import Services
-from statemgr.transfer.plan import Fetch
+from statemgr.transfer.pool import Batch, Counter
 from statemgr.transfer.transfer import Transfer
 
-#: A table file below this size is fetched whole.
-_SMALL = 256 * 1024
-#: Bytes of tails that are fetched before the store is opened.
-_TAILS = 64 * 1024 * 1024
-#: Tails that are fetched together later.
-_TAILS_AT_ONCE = 8
-#: A reader of more tables lets RocksDB keep few of them open, so that opening the store reads few tails.
-_FEW_FILES = 20
+#: From this many tables, the most open files are this many times as many. Then RocksDB opens 16 of them with the store,
+#: and the others when something looks into them. Otherwise it reads the tails of all, holes or not.
+_MANY, _OPEN = 500, 4
 #: The least that is fetched of a table.
 CHUNK = 16 * 1024
 #: The most chunks that are fetched ahead of a scan.
 _AHEAD = 512
+#: How often a part is fetched while reads by need write something else to it.
+_TRIES = 3
 #: Keys of one call that are read at once.
 _READS_AT_ONCE = 16
-#: Files of which the rest is fetched together.
-_FILES_AT_ONCE = 8
 
 
 def open_by_need(
@@ -76,7 +76,7 @@ def open_by_need(
     identity.announce(Phase.GET_INDEX)
     way = own_way(catalogue.chain(identity, request.marker))  # 1
     index = catalogue.index(identity, way.snapshot.index)
-    large = {file.name: file for file in index.root.files if file.tail is not None and file.size >= _SMALL}
+    large = {file.name: file for file in index.root.files if file.tail is not None}
     size = sum(file.size for file in large.values())
     if config.type != "rocksdb" or not large or size < at_least or way.snapshot.index in damaged:
         return None
@@ -85,28 +85,30 @@ def open_by_need(
     if owned:
         fetched_tree.check_space(request.staging, size)
     tables = PartialTables(services.transfer(), request, large, lambda: damaged.add(way.snapshot.index), owned=owned)
-    options = dict(config.rocksdb)
-    if not tables.fetch_tails(_TAILS) and not owned:  # 3
-        options["max.open.files"] = _FEW_FILES
     identity.announce(Phase.OPEN)
-    store = PartialStore.open_partial(  # 4
+    options = {"max.open.files": _OPEN * len(large), **config.rocksdb} if len(large) >= _MANY else config.rocksdb
+    store = PartialStore.open_partial(  # 3
         request.staging, options, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
     )
+    tables.is_open = True
     try:
         _, segments = replay(services, identity, store, way.segments, way.snapshot.end, request.progress)
     except BaseException:
         store.close()
         raise
-    return StateByNeed(store, tables, small.bytes_fetched + segments)
+    return StateByNeed(services.clock, store, tables, small.bytes_fetched + segments)
 
 
 class StateByNeed:
     """Implements ``ports.PartialState``."""
 
-    def __init__(self, store: PartialStore, tables: PartialTables, others: int) -> None:
+    def __init__(self, clock: Clock, store: PartialStore, tables: PartialTables, others: int) -> None:
         self.store = store
+        self._clock = clock
         self._tables = tables
         self._others = others
+        #: When the rest was begun to be fetched, and how much was verified then.
+        self._began: tuple[float, int] | None = None
 
     @property
     def fetched(self) -> int:
@@ -115,11 +117,35 @@ class StateByNeed:
     @property
     def missing(self) -> int:
         # at least 1, until the last file is verified
-        return 0 if self.store.is_whole else max(1, self._tables.size - self._tables.fetched)
+        return 0 if self.store.is_whole else max(1, self._tables.size - self._tables.verified)
+
+    @property
+    def faults(self) -> int:
+        return self._tables.faults
+
+    @property
+    def rate(self) -> float:
+        if self._began is None:
+            return 0.0
+        began_s, before = self._began
+        return (self._tables.verified - before) / max(self._clock.elapsed() - began_s, 1e-3)
 
     def fetch_rest(self, check: Callable[[], None]) -> None:
+        self._began = self._clock.elapsed(), self._tables.verified
         self._tables.fetch_rest(check)
         self.store.become_whole()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a file: its number, and where it begins."""
+
+    number: int
+    offset: int
+    ref: BlobRef
+
+    def overlaps(self, start: int, end: int) -> bool:
+        return self.offset < end and start < self.offset + self.ref.size
 
 
 @dataclass
@@ -131,20 +157,34 @@ class _Table:
     local: SparseFile
     here: bytearray
     has_tail: bool = False
-    is_whole: bool = False
-    #: Held to write to it by need. ``writes``: how often that was done. None is done to a whole file.
+    #: Held to write to it by need. ``written``: parts to which that was done. None is done to a verified part.
     lock: threading.Lock = field(default_factory=threading.Lock)
-    writes: int = 0
+    written: set[int] = field(default_factory=set)
+    verified: set[int] = field(default_factory=set)
+    is_whole: bool = False
     #: How often something in it was missing.
     faults: int = 0
     #: The chunk after those that were fetched last, and how many they were.
     next: int = 0
     run: int = 0
 
+    def __post_init__(self) -> None:
+        offsets = accumulate((part.size for part in self.file.parts), initial=0)
+        self.parts = [_Part(number, *at) for number, at in enumerate(zip(offsets, self.file.parts, strict=False))]
+
+    @property
+    def waiting(self) -> list[_Part]:
+        """The parts that are not verified."""
+        return [part for part in self.parts if part.number not in self.verified]
+
     def missing(self, start: int, end: int) -> list[int]:
         """The chunks of a range of bytes that were not written."""
         stop = (min(end, self.tail.offset) + CHUNK - 1) // CHUNK
         return [chunk for chunk in range(start // CHUNK, stop) if not self.here[chunk]]
+
+    def is_verified(self, start: int, end: int) -> bool:
+        """Whether all parts of a range of bytes are verified."""
+        return all(part.number in self.verified for part in self.parts if part.overlaps(start, end))
 
 
 class PartialTables:
@@ -165,8 +205,11 @@ class PartialTables:
         self._lock = threading.Lock()
         self._tables: dict[str, _Table] = {}
         self.size = sum(file.size for file in files.values())
-        #: Bytes that were fetched.
-        self.fetched = 0
+        #: Bytes that were fetched, those that need no look any more, and how often something was missing.
+        self.fetched = self.verified = self.faults = 0
+        #: Whether the store is open. Before, RocksDB asks for one tail after the other; so each time more are fetched.
+        self.is_open = False
+        self._at_once = 1
         left = fetched_tree.left_files(request.leftovers)
         for name, file in files.items():
             assert file.tail is not None
@@ -174,59 +217,110 @@ class PartialTables:
             before, size = left.get(name, (None, 0))
             # an earlier try may have left parts of it: the rest is verified part by part
             there = before is not None and size == file.size and fetched_tree.take_over(before, path, size)
-            local = SparseFile(path, file.size, exists=there)
-            self._tables[name] = _Table(file, file.tail, local, bytearray(-(-file.tail.offset // CHUNK)))
+            self._tables[name] = self._made(file, file.tail, SparseFile(path, file.size, exists=there), left=there)
 
-    def fetch_tails(self, limit: int) -> bool:
-        """Fetch the tails in parallel, the smallest first, up to a limit of bytes. Returns: whether that were all."""
-        chosen: list[_Table] = []
-        for table in sorted((one for one in self._tables.values() if not one.has_tail), key=_tail_size):
-            limit -= _tail_size(table)
-            if limit < 0:
-                break
-            chosen.append(table)
+    def _made(self, file: FileIndex, tail: Tail, local: SparseFile, *, left: bool) -> _Table:
+        """A table that can be opened. ``left``: an earlier try has left the file."""
+        table = _Table(file, tail, local, bytearray(-(-tail.offset // CHUNK)))
+        foot = file.size - len(tail.foot)
+        local.put(foot, tail.foot)
+        if left:
+            table.has_tail = self._transfer.hash_of(local.path, tail.offset, file.size - tail.offset) == tail.hash
+        if left and not table.has_tail:  # a filter that is damaged would hide keys
+            local.put(tail.offset, bytes(foot - tail.offset))
+        return table
 
-        def fetch(name: str) -> None:
-            self._fetch_tail(self._tables[name])
-
-        for error in self._transfer.for_each([table.file.name for table in chosen], fetch).values():
-            raise error
-        return all(table.has_tail for table in self._tables.values())
+    # --- the rest ------------------------------------------------------------------------------------------------
 
     def fetch_rest(self, check: Callable[[], None]) -> None:
         """See :meth:`statemgr.ports.PartialState.fetch_rest`."""
-        while left := [table for table in self._tables.values() if not table.is_whole]:
-            left.sort(key=lambda table: table.faults, reverse=True)
-            now = left[:_FILES_AT_ONCE]
-            fetches = [Fetch(table.file, table.local.path, continued=True) for table in now]
-            writes = [table.writes for table in now]
-            try:
-                kept = self._transfer.fetch_files(fetches, lambda *_: check())
-            except (CorruptBlob, MissingBlob):
-                self._is_damaged()
-                raise
-            self._count(sum(table.file.size for table in now) - kept)
-            for table, before in zip(now, writes, strict=True):
+        with self._said_of_damage():
+            self._fetch_tails(list(self._tables.values()), check)
+            self._fetch_parts(list(self._tables.values()), check)
+            for table in self._tables.values():
+                self._finish(table)  # unless it is done, because something else failed when it was tried
+
+    def _fetch_tails(self, tables: Sequence[_Table], check: Callable[[], None] = lambda: None) -> None:
+        """Fetch tails in parallel."""
+        with self._transfer.batch(check) as batch:
+            for table in tables:
+                if not table.has_tail:
+                    batch.submit(partial(self._fetch_tail, table))
+
+    def _fetch_parts(self, tables: Sequence[_Table], check: Callable[[], None] = lambda: None) -> None:
+        """Fetch and verify what is missing of these tables, the hottest at each moment first."""
+        waiting = {table.file.name: parts for table in tables if (parts := table.waiting)}
+        each = [part.ref.size for parts in waiting.values() for part in parts]
+
+        def fetch_next(batch: Batch) -> None:
+            with self._lock:
+                table = max((self._tables[name] for name in waiting), key=lambda table: table.faults)
+                parts = waiting[table.file.name]
+                part = parts.pop(0)
+                if not parts:
+                    del waiting[table.file.name]
+            self._fetch_part(batch, table, part)
+
+        with self._transfer.batch(check) as batch:
+            for _ in each:
+                batch.submit(partial(fetch_next, batch), max(each))
+
+    def _fetch_part(self, batch: Batch, table: _Table, part: _Part) -> None:
+        for _ in range(_TRIES):
+            if not self._transfer.is_there(table.local, part.ref, part.offset):
                 with table.lock:
-                    table.here[:] = b"\1" * len(table.here)
-                    table.has_tail = True
-                    # a read may have written bytes that are not verified over those that were: look once more
-                    table.is_whole = table.writes == before
-            check()
+                    table.written.discard(part.number)
+                self._transfer.fetch_part(batch, table.file, part.number, table.local, part.offset, Counter())
+                self._count(part.ref.size)
+            with table.lock:
+                if part.number in table.verified:
+                    return
+                # a read may have written bytes that are not verified over those that were: look once more
+                if part.number not in table.written or self._transfer.is_there(table.local, part.ref, part.offset):
+                    table.verified.add(part.number)
+                    break
+        else:
+            raise self._damaged(table, part.offset)
+        with self._lock:
+            self.verified += part.ref.size
+        self._finish(table)
+
+    def _finish(self, table: _Table) -> None:
+        """Verify a file of which all parts are verified."""
+        if table.waiting or table.is_whole:
+            return
+        alone = len(table.parts) == 1 and table.parts[0].ref.hash == table.file.hash
+        if not alone and self._transfer.hash_of(table.local.path, 0, table.file.size) != table.file.hash:
+            raise self._damaged(table, 0)
+        table.has_tail = table.is_whole = True
 
     def _count(self, size: int) -> None:
         with self._lock:
             self.fetched += size
+
+    # --- what something reads ------------------------------------------------------------------------------------
 
     def supply(self, hole: Hole, time: int) -> bool:
         """Fetch what RocksDB could not read. If a call meets the same hole again, what was fetched is damaged, and is
         fetched once more.
 
         Returns: whether it is worth to repeat the call. Raises: CorruptBlob the third time, MissingBlob (for a task
-        that owns the store, CorruptFile in place of both), UnavailableError, AccessDenied, DiskFull.
+        that owns the store, CorruptFile in place of both), StateUnreachable, AccessDenied, DiskFull.
         """
         try:
-            return self._supply(hole, time)
+            with self._said_of_damage():
+                return self._supply(hole, time)
+        except UnavailableError as error:
+            raise StateUnreachable(
+                f"a part of the store is not here yet, and cannot be fetched: {error.message}", hint=error.hint,
+                **error.where,
+            ) from error  # fmt: skip
+
+    @contextmanager
+    def _said_of_damage(self) -> Iterator[None]:
+        """A block that finds out whether the snapshot is damaged."""
+        try:
+            yield
         except (CorruptBlob, MissingBlob) as error:
             self._is_damaged()
             if not self._owned:
@@ -240,13 +334,17 @@ class PartialTables:
         first = time == 1  # then another thread may have supplied it meanwhile
         if hole.table and (table is None or table.is_whole):
             return first  # not a hole
+        with self._lock:
+            self.faults += 1
         if table is not None:
             table.faults += 1
         if table is None or not hole.size:
             return self._supply_any([table] if table is not None else list(self._tables.values())) or first
         end = hole.offset + hole.size + TRAILER
+        if table.is_verified(hole.offset, end):
+            return first
         if end > table.tail.offset:
-            return self._fetch_tail(table) or first
+            return self._supply_tail(table) or first
         if time > 2:
             raise self._damaged(table, hole.offset)
         if time == 2:
@@ -257,14 +355,28 @@ class PartialTables:
         return True
 
     def _supply_any(self, tables: list[_Table]) -> bool:
-        """Fetch more of these tables: the tails first, also of a few others, and then everything."""
-        if not all(table.has_tail for table in tables):
-            limit = sum(_tail_size(table) for table in tables)
-            for table in tables:
-                self._fetch_tail(table)
-            self.fetch_tails(limit * _TAILS_AT_ONCE)
+        """Fetch more of these tables: the tails first, and then everything."""
+        if len(tables) == 1 and self._supply_tail(tables[0]):
             return True
-        return any([self._complete(table) for table in tables])  # noqa: C419 (complete them all)
+        if not all(table.has_tail for table in tables):
+            self._fetch_tails(tables)
+            return True
+        if all(table.is_whole for table in tables):
+            return False
+        self._fetch_parts(tables)
+        return True
+
+    def _supply_tail(self, table: _Table) -> bool:
+        if table.has_tail:
+            return False
+        if self.is_open:
+            self._fetch_tail(table)
+            return True
+        others = [one for one in self._tables.values() if not one.has_tail and one is not table]
+        others.sort(key=lambda one: one.file.size - one.tail.offset)
+        self._fetch_tails([table, *others[: self._at_once - 1]])
+        self._at_once *= 2
+        return True
 
     def _ahead(self, table: _Table, missing: list[int]) -> int:
         """The chunk before which to stop: a scan gets twice as much with each request."""
@@ -277,81 +389,54 @@ class PartialTables:
 
     def _fetch(self, table: _Table, start: int, stop: int) -> None:
         """Fetch chunks."""
-        begin, end = self._bounds(table.file, start * CHUNK, min(stop * CHUNK, table.tail.offset))
-        data = self._read(table.file, begin, end)
+        begin, end = self._bounds(table, start * CHUNK, min(stop * CHUNK, table.tail.offset))
+        data = memoryview(self._read(table, begin, end))
         last = len(table.here) if end >= table.tail.offset else end // CHUNK
         with table.lock:
-            if table.is_whole:
-                return
-            table.writes += 1
-            table.local.write(begin, data)
+            for part in table.parts:
+                first, after = max(part.offset, begin), min(part.offset + part.ref.size, end)
+                if first < after and part.number not in table.verified:
+                    table.written.add(part.number)
+                    table.local.put(first, data[first - begin : after - begin])
             for chunk in range(-(-begin // CHUNK), last):
                 table.here[chunk] = 1
         self._count(end - begin)
 
-    def _fetch_tail(self, table: _Table) -> bool:
-        if table.has_tail:
-            return False
-        begin = table.tail.offset
+    def _fetch_tail(self, table: _Table) -> None:
+        begin, foot = table.tail.offset, table.tail.foot
         for _ in range(2):
-            data = self._read(table.file, begin, table.file.size)
-            if content_hash(data) == table.tail.hash:
-                table.local.write(begin, data)
-                table.has_tail = True
-                self._count(len(data))
-                return True
+            data = memoryview(self._read(table, begin, table.file.size - len(foot)))
+            self._count(len(data))
+            if content_hash(b"".join((data, foot))) != table.tail.hash:
+                continue
+            with table.lock:
+                if not table.is_verified(begin, table.file.size):
+                    table.local.put(begin, data)
+            table.has_tail = True
+            return
         raise self._damaged(table, begin)
 
-    def _complete(self, table: _Table) -> bool:
-        """Fetch all blocks of data, and verify the file. Returns: whether there was anything to do."""
-        if table.is_whole:
-            return False
-        while missing := table.missing(0, table.tail.offset):
-            stop = missing[0]
-            while stop < len(table.here) and not table.here[stop] and stop - missing[0] < _AHEAD:
-                stop += 1
-            self._fetch(table, missing[0], stop)
-        with table.lock:
-            if self._transfer.hash_of(table.local.path, 0, table.file.size) != table.file.hash:
-                raise self._damaged(table, 0)
-            table.is_whole = True
-        return True
-
     @staticmethod
-    def _bounds(file: FileIndex, start: int, end: int) -> tuple[int, int]:
+    def _bounds(table: _Table, start: int, end: int) -> tuple[int, int]:
         """The range that has to be read for a range: a part that is stored as a frame can only be read whole."""
-        at = 0
-        for number, part in enumerate(file.parts):
-            if file.frame_of(number) and at < end and start < at + part.size:
-                start, end = min(start, at), max(end, at + part.size)
-            at += part.size
-        return start, end
+        framed = [part for part in table.parts if table.file.frame_of(part.number) and part.overlaps(start, end)]
+        starts, ends = [part.offset for part in framed], [part.offset + part.ref.size for part in framed]
+        return min([start, *starts]), max([end, *ends])
 
-    def _read(self, file: FileIndex, start: int, end: int) -> bytes | bytearray | memoryview:
+    def _read(self, table: _Table, start: int, end: int) -> bytes | bytearray | memoryview:
         """The bytes of a file from ``start`` to ``end``."""
         pieces: list[bytes | memoryview] = []
-        at = 0
-        for number, part in enumerate(file.parts):
-            first, last = max(start - at, 0), min(end - at, part.size)
-            if first < last and (frame := file.frame_of(number)):
-                pieces.append(memoryview(self._transfer.get_bytes(part, part.size, frame))[first:last])
+        for part in table.parts:
+            first, last = max(start - part.offset, 0), min(end - part.offset, part.ref.size)
+            if first < last and (frame := table.file.frame_of(part.number)):
+                pieces.append(memoryview(self._transfer.get_bytes(part.ref, part.ref.size, frame))[first:last])
             elif first < last:
-                pieces.append(self._transfer.get_range(part, first, last - first))
-            at += part.size
+                pieces.append(self._transfer.get_range(part.ref, first, last - first))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @staticmethod
     def _damaged(table: _Table, offset: int) -> CorruptBlob:
-        at = 0
-        for part in table.file.parts:
-            at += part.size
-            if offset < at:
-                return CorruptBlob(
-                    "the blob has other content than was written", blob=part.blob_id, file=table.file.name,
-                    hint=ANOTHER_COPY,
-                )  # fmt: skip
-        raise AssertionError("a file has parts for all of its bytes")
-
-
-def _tail_size(table: _Table) -> int:
-    return table.file.size - table.tail.offset
+        blob = next(part.ref.blob_id for part in table.parts if part.overlaps(offset, offset + 1))
+        return CorruptBlob(
+            "the blob has other content than was written", blob=blob, file=table.file.name, hint=ANOTHER_COPY
+        )

@@ -18,7 +18,8 @@ from pathlib import Path
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
 from statemgr.errors import InvalidError
-from statemgr.local import TABLE_SUFFIX, tail_offset
+from statemgr.local import TABLE_SUFFIX, tail_offsets
+from statemgr.local.durable import open_file
 from statemgr.local.transfer_files import disk_errors
 from statemgr.local.trees import look_up
 from statemgr.model.checkpoint import BlobRef
@@ -42,6 +43,10 @@ from statemgr.transfer.transfer import Transfer
 
 #: Bytes of files that are uploaded before it is noted that they are stored.
 _GROUP_BYTES = 1024 * 1024 * 1024
+#: A table file below this size is always fetched whole.
+_LARGE = 256 * 1024
+#: The most bytes of a table's foot that the index contains.
+_FOOT = 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +165,19 @@ class Snapshots:
         return {file.path: done[first[file.size, file.hash].path] for file in files}
 
     def _with_tail(self, path: Path, file: FileIndex) -> FileIndex:
-        """A table file that is not inside the index gets a tail, if it has none yet."""
-        if path.suffix != TABLE_SUFFIX or file.inline is not None or file.tail is not None:
+        """A large table file gets a tail, if it has none yet."""
+        if path.suffix != TABLE_SUFFIX or file.size < _LARGE or file.inline is not None or file.tail is not None:
             return file
-        offset = tail_offset(path)
-        if offset is None:
+        offsets = tail_offsets(path)
+        if offsets is None:
             return file
-        return replace(file, tail=Tail(offset, self._transfer().hash_of(path, offset, file.size - offset)))
+        begin, foot = offsets
+        tail = Tail(begin, self._transfer().hash_of(path, begin, file.size - begin))
+        if file.size - foot <= _FOOT:
+            with disk_errors(path), open_file(path) as table:
+                table.seek(foot)
+                tail = replace(tail, foot=table.read())
+        return replace(file, tail=tail)
 
     def _put_index(self, identity: StoreIdentity, index: SnapshotIndex) -> BlobRef:
         blob_id = index_blob(identity, index.attempt)

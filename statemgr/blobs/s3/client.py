@@ -2,31 +2,24 @@
 
 - The SDK's own retries are off, because the retrying decorator owns the deadline.
 - A request to a server that does not answer lasts until its read time-out. The SDK's public ``close`` does not end it,
-  and neither ``Config`` nor the event hooks give access to sockets. So :class:`Connections` uses two private
+  and neither ``Config`` nor the event hooks give access to sockets. So :func:`connections_of` uses two private
   attributes of botocore. It reads them when the client is made, so a botocore that renames them fails at once.
 - At the level DEBUG the SDK logs the headers of every request and the text that it signs. Credentials are masked there.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import socket
-import threading
-import weakref
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 from botocore.config import Config
 
+from statemgr.blobs.connections import Connections, hide
 from statemgr.blobs.names import check_blob_id
 from statemgr.blobs.s3.errors import translated
-from statemgr.config.secrets import MASK, without
 from statemgr.errors import AccessDenied, MissingBlob
-from statemgr.logs import RateLimit
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -35,9 +28,6 @@ _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 #: Settings that are credentials.
 _SECRETS = ("access.key", "secret.key", "session.token")
-_LIBRARIES = ("botocore", "boto3", "s3transfer", "urllib3")
-#: A session token that the SDK has renewed itself, as a header or a parameter, in any quoting.
-_TOKEN = re.compile(r"(x-amz-security-token\W{1,6})[\w+/=%-]{16,}", re.IGNORECASE)
 
 
 def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Client:
@@ -113,76 +103,7 @@ class Place:
             raise
 
 
-class Connections:
-    """The open connections of a client."""
-
-    def __init__(self, client: S3Client) -> None:
-        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._broken = False
-        session: Any = client._endpoint.http_session  # type: ignore[attr-defined]
-        classes: dict[str, Any] = session._pool_classes_by_scheme
-        for scheme, pool in classes.items():
-            classes[scheme] = type(pool.__name__, (pool,), {"ConnectionCls": self._watched(pool.ConnectionCls)})
-
-    def _watched(self, kind: Any) -> Any:
-        connections = self
-
-        class Watched(kind):  # type: ignore[misc]
-            def connect(self) -> None:
-                if connections._broken:
-                    raise ConnectionAbortedError("the client is closed")
-                super().connect()
-                connections._open.add(self)
-
-        return Watched
-
-    def break_off(self) -> None:
-        """Make requests in progress and later ones fail."""
-        self._broken = True
-        for connection in list(self._open):
-            sock = connection.sock
-            if sock is not None:
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-
-
-class _Hiding(logging.Filter):
-    """Masks secrets in the text of a log record and of its error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._texts: frozenset[str] = frozenset()
-
-    def add(self, texts: Iterable[str]) -> None:
-        """Also hide these texts."""
-        with self._lock:
-            self._texts |= {text for text in texts if len(text) > 3}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Mask a record, and let it pass."""
-        try:
-            record.msg, record.args = self._masked(record.getMessage()), ()
-        except Exception:  # the library made a wrong record
-            record.msg, record.args = "(a message that cannot be formatted)", ()
-        if record.exc_info and not record.exc_text:
-            record.exc_text = self._masked(logging.Formatter().formatException(record.exc_info))
-        return True
-
-    def _masked(self, text: str) -> str:
-        return _TOKEN.sub(rf"\g<1>{MASK}", without(self._texts, text))
-
-
-_HIDING = _Hiding()
-#: The text without its arguments says what kind of line it is. It comes before the filter that puts them in.
-_LIMIT = RateLimit("the S3 client", lambda record: str(record.msg)[:80], level=logging.WARNING)
-
-
-def hide(texts: Iterable[str]) -> None:
-    """Mask these texts in what the libraries log from now on, by all loggers that exist now, and limit how much they
-    log."""
-    _HIDING.add(texts)
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger):
-            logger.addFilter(_LIMIT)
-            logger.addFilter(_HIDING)
+def connections_of(client: S3Client) -> Connections:
+    """The open connections of a client, to break them off."""
+    session: Any = client._endpoint.http_session  # type: ignore[attr-defined]
+    return Connections(session._pool_classes_by_scheme)

@@ -9,9 +9,10 @@ from typing import Any
 import urllib3.exceptions
 from botocore import exceptions as sdk
 
+from statemgr.blobs.connections import of_limit, of_network
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import AccessDenied, DiskFull, InvalidError, MissingBlob, StatemgrError, UnavailableError
-from statemgr.os_errors import Fault, limit_behind, translate
+from statemgr.os_errors import limit_behind
 
 _CREDENTIALS = {
     "AccessDenied", "AccountProblem", "AllAccessDisabled", "AuthFailure", "AuthorizationHeaderMalformed",
@@ -52,6 +53,7 @@ _NETWORK_EXCEPTIONS = (
     TimeoutError,
 )
 
+_NETWORK_HINT = "check blob.store.s3.endpoint and the network"
 _KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and the clock of this machine"
 #: Codes that mean that a right is missing. The answer to a HEAD has only its status.
 _RIGHT_MISSING = {"AccessDenied", "AllAccessDisabled", "Forbidden", "UnauthorizedAccess", "403"}
@@ -83,13 +85,13 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except _CREDENTIAL_EXCEPTIONS as error:
         raise AccessDenied(f"there are no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
     except (*_NETWORK_EXCEPTIONS,) as error:
-        raise _of_network(error, bucket, blob_id) from error
+        raise of_network(error, "S3", _NETWORK_HINT, bucket=bucket, blob=blob_id) from error
     except sdk.BotoCoreError as error:
         if limit := limit_behind(error):
-            raise _of_limit(limit, bucket, blob_id) from error
+            raise of_limit(limit, "S3", bucket=bucket, blob=blob_id) from error
         raise InvalidError(f"the S3 client refused the request: {error}", bucket=bucket, blob=blob_id) from error
     except OSError as error:
-        raise _of_limit(error, bucket, blob_id) from error
+        raise of_limit(error, "S3", bucket=bucket, blob=blob_id) from error
 
 
 def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
@@ -132,21 +134,3 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if status in (404, 410):
         return MissingBlob("the blob does not exist", **where)
     return InvalidError(text, **where)
-
-
-def _of_network(error: BaseException, bucket: str, blob_id: str | None) -> StatemgrError:
-    where = {"bucket": bucket, "blob": blob_id}
-    if limit := limit_behind(error):
-        return _of_limit(limit, bucket, blob_id)
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        hint = "install the certificate of its authority, or set AWS_CA_BUNDLE"
-        return AccessDenied("the S3 endpoint's certificate is not trusted", hint=hint, **where)
-    # the text may contain the signed address; the type says enough
-    hint = "check blob.store.s3.endpoint and the network"
-    return UnavailableError(f"S3 could not be reached: {type(error).__name__}", hint=hint, **where)
-
-
-def _of_limit(error: OSError, bucket: str, blob_id: str | None) -> StatemgrError:
-    """The error for a limit of this process, such as open files. The same request may succeed later."""
-    kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
-    return translate(error, "no request can be sent to S3", kinds=kinds, bucket=bucket, blob=blob_id)

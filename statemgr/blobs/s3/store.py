@@ -18,13 +18,13 @@ from zlib_ng import zlib_ng
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.names import delete_each
+from statemgr.blobs.reading import BodyReader, LargeReads
 from statemgr.blobs.s3.abilities import Abilities, is_unsupported
 from statemgr.blobs.s3.administration import S3Administration
-from statemgr.blobs.s3.client import Connections, Place, make_client
+from statemgr.blobs.s3.client import Place, connections_of, make_client
 from statemgr.blobs.s3.copying import copy_object
 from statemgr.blobs.s3.errors import code_and_status, of_key, translated
 from statemgr.blobs.s3.expiry import Expiry, Records, Tags
-from statemgr.blobs.s3.reading import LargeReads, S3Reader
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
@@ -52,7 +52,7 @@ class S3BlobStore:
         self._place = place
         self._client = place.client
         self._bucket = place.bucket
-        self._connections = Connections(place.client)
+        self._connections = connections_of(place.client)
         self._large_reads = LargeReads(clock)
         self._encryption = encryption
         self._abilities = Abilities(place, own, encryption)
@@ -195,7 +195,10 @@ class S3BlobStore:
             if offset and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 raise InvalidError("this S3 server ignores ranges", bucket=self._bucket, blob=blob_id)
             # a proxy that sends the body in chunks leaves out its length, and the last chunk is the end
-            yield S3Reader(body, answer.get("ContentLength"), self._bucket, blob_id, self._large_reads)
+            yield BodyReader(
+                body._raw_stream, answer.get("ContentLength"), self._large_reads,
+                lambda: translated(self._bucket, blob_id), bucket=self._bucket, blob=blob_id,
+            )  # fmt: skip
         finally:
             body.close()
 

@@ -7,7 +7,7 @@
 4. then the store is one as any other: it compacts, and has snapshots and local copies
 
 Until step 4, its directory is a staging directory of this process. It is never hashed, linked, uploaded or offered. If
-the process dies, the next opening takes the files over, and verifies each part that it keeps.
+the task is closed or the process dies, the next opening takes the files over, and verifies each part that it keeps.
 
 If a part is missing or damaged in the blob store, the store is lost (:meth:`OpenStore.give_up`). The task is opened
 again, and that opening restores the whole state, from an older snapshot if need be.
@@ -16,8 +16,9 @@ again, and that opening restores the whole state, from an older snapshot if need
 from __future__ import annotations
 
 import logging
+import threading
 
-from statemgr.errors import CorruptError, CorruptFile, MissingError, StatemgrError
+from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
 from statemgr.ports import RestoreRequest
@@ -26,6 +27,10 @@ from statemgr.stores.open_store import OpenedByNeed, OpenStore
 
 log = logging.getLogger(__name__)
 _PAUSE_S = 5.0
+#: Seconds between two lines in the log about what is still to come.
+_TELL_S = 30.0
+#: Seconds that a store that is closed waits until nothing writes to its files.
+_END_S = 1.0
 
 
 def open_by_need(services: Services, factory: str, request: RestoreRequest) -> OpenedByNeed | None:
@@ -48,23 +53,38 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
     state, identity = store.by_need, store.identity
     assert state is not None
     worker: Worker[None] = Worker(services, f"fetch-{identity.task}-{identity.store}", str(identity), background=True)
-    began = services.clock.elapsed()
+    began, ended = services.clock.elapsed(), threading.Event()
 
     def fetch() -> None:
+        try:
+            fetch_or_try_again()
+        finally:
+            ended.set()
+
+    due, faults = began + _TELL_S, state.faults
+
+    def look() -> None:
+        nonlocal due, faults
+        worker.go_on()
+        if services.clock.elapsed() >= due:
+            seconds = f", all of it in about {state.missing / state.rate:.0f} s" if state.rate else ""
+            log.info(
+                "%s: %s to come, %s per second, %.1f reads per second wait for a part%s",
+                identity, size(state.missing), size(int(state.rate)), (state.faults - faults) / _TELL_S, seconds,
+            )  # fmt: skip
+            due, faults = services.clock.elapsed() + _TELL_S, state.faults
+
+    def fetch_or_try_again() -> None:
         told = ""
         while not worker.closing:
             try:
-                state.fetch_rest(worker.go_on)
-            except (MissingError, CorruptError) as error:
-                if not worker.pause(0.0):  # it was closed, and its files are being removed
-                    return
-                lost = CorruptFile(
-                    f"the rest of the store cannot be fetched: {error}", blob=str(error.where.get("blob"))
-                )
-                store.give_up(lost)
+                state.fetch_rest(look)
+            except (CorruptFile, MissingFile) as lost:
+                if worker.pause(0.0):  # otherwise it was closed, and its files are being removed
+                    store.give_up(lost)
                 return
             except (StatemgrError, OSError) as error:
-                if str(error) != told:
+                if str(error) != told and not worker.closing:
                     told = str(error)
                     log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
                 worker.pause(_PAUSE_S)
@@ -73,5 +93,9 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
                 log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)
                 return
 
-    store.before_close = lambda: worker.close(wait=False)
+    def stop() -> bool:
+        worker.close(wait=False)
+        return ended.wait(_END_S)
+
+    store.stop_fetching = stop
     worker.attempt("fetching the rest of the state", fetch)

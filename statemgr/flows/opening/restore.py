@@ -284,7 +284,7 @@ class _Restore:
             return None
         factory, marker = self.plan.candidates[0]
         try:
-            state = open_by_need(self._services, factory, self._request(factory, marker))
+            state = open_by_need(self._services, factory, self._request(factory, marker, ()))
         except OpeningCancelled:
             raise
         except (MissingError, CorruptError, RetryableError) as error:
@@ -298,6 +298,7 @@ class _Restore:
             state.state.store.close()
             self._directories.discard(state.directory)
             raise
+        self._discard_leftovers()
         fetch_rest(self._services, opened)
         return opened, StoreRestore(
             self.plan.store, factory, bytes_fetched=state.state.fetched,
@@ -341,8 +342,7 @@ class _Restore:
             if restored.damage is not None:
                 reasons[factory] = restored.damage
                 damaged.append(factory)
-            for leftover in self._directories.leftovers():
-                self._directories.discard(leftover)
+            self._discard_leftovers()
             return committed, StoreRestore(
                 plan.store, factory, restored.bytes_fetched, restored.bytes_reused, restored.records,
                 clock.elapsed() - started, reasons, tuple(damaged), tuple(unreachable),
@@ -363,7 +363,7 @@ class _Restore:
         """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
-        request = self._request(factory, marker)
+        request = self._request(factory, marker, directories.reusable())
         staging = request.staging
         try:
             restored = self._services.restore_manager(factory).restore(request)
@@ -376,10 +376,15 @@ class _Restore:
         finally:
             directories.discard(staging)
 
-    def _request(self, factory: str, marker: Marker) -> RestoreRequest:
+    def _discard_leftovers(self) -> None:
+        """Remove what earlier tries left: what is right in it was taken over."""
+        for leftover in self._directories.leftovers():
+            self._directories.discard(leftover)
+
+    def _request(self, factory: str, marker: Marker, reusable: Sequence[CommittedDirectory]) -> RestoreRequest:
         plan, directories = self.plan, self._directories
         return RestoreRequest(
-            self._identity, marker, directories.staging(), directories.reusable(), self._report,
+            self._identity, marker, directories.staging(), reusable, self._report,
             plan.older.get(factory, {}), directories.leftovers(), plan.successors.get(factory),
             plan.retained.get(factory, ()),
         )  # fmt: skip

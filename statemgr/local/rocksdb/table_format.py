@@ -24,8 +24,15 @@ TRAILER = 5
 _MOST = 64 * 1024
 
 
-def tail_offset(table: Path) -> int | None:
-    """The end of the data blocks of a table, behind which are its meta blocks; None if the format is not known.
+#: Meta blocks that a table is opened without, by the beginnings of their names.
+_READ_LATER = (b"fullfilter.", b"filter.", b"partitionedfilter.", b"rocksdb.index")
+
+
+def tail_offsets(table: Path) -> tuple[int, int] | None:
+    """Where the blocks of data of a table end, and where its foot begins; None if the format is not known.
+
+    Behind the data are the filter and the index, which RocksDB reads when it looks for a key. The foot has everything
+    behind these: deletes of ranges, properties and footer, which RocksDB reads when it opens the table.
 
     Raises: OSError's typed errors.
     """
@@ -42,22 +49,25 @@ def tail_offset(table: Path) -> int | None:
         file.seek(begin)
         block = file.read(length)
     try:
-        offsets = [offset for offset in _offsets(block) if offset < begin]
+        blocks = {name: offset for name, offset in _blocks(block) if offset < begin}
     except IndexError:
         return None
-    return min(offsets, default=begin)
+    foot = min((offset for name, offset in blocks.items() if not name.startswith(_READ_LATER)), default=begin)
+    return min(foot, *blocks.values()) if blocks else foot, foot
 
 
-def _offsets(block: bytes) -> Iterator[int]:
-    """Where the meta blocks begin. An entry has the length of the key's prefix that it shares with the one before, the
-    lengths of its own part of the key and of its value, and both; the value begins with the block's offset."""
+def _blocks(block: bytes) -> Iterator[tuple[bytes, int]]:
+    """The names of the meta blocks, and where they begin. An entry has the length of the key's prefix that it shares
+    with the one before, the lengths of its own part of the key and of its value, and both; the value begins with the
+    block's offset."""
     restarts = int.from_bytes(block[-4:], "little")
-    at, end = 0, len(block) - 4 - 4 * restarts
+    at, end, name = 0, len(block) - 4 - 4 * restarts, b""
     while at < end:
-        _, at = _varint(block, at)
+        shared, at = _varint(block, at)
         own, at = _varint(block, at)
         value, at = _varint(block, at)
-        yield _varint(block, at + own)[0]
+        name = name[:shared] + block[at : at + own]
+        yield name, _varint(block, at + own)[0]
         at += own + value
 
 

@@ -33,6 +33,8 @@ BACKENDS = {
     "segments": ("blob-store",),
 }
 LONG = pytest.mark.long
+#: Kills that the quick runs leave out. A backend alone has the phases that both together have.
+_REST = {"dual": LONG, "segments": LONG, "changelog": pytest.mark.heavy, "blobs": pytest.mark.heavy}
 #: The kills of `make test`: the phases around each change of durable state. The long tests kill at every phase.
 COMMIT_KILLS = {
     ("dual", Phase.UPLOAD),
@@ -161,7 +163,7 @@ def occurrence_of(phase: Phase, backends: str) -> int:
 @pytest.mark.parametrize(
     ("backends", "phase"),
     [
-        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in COMMIT_KILLS else LONG)
+        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in COMMIT_KILLS else _REST[b])
         for b in BACKENDS
         for p in COMMIT_PHASES
         if applies(p, b)
@@ -198,7 +200,7 @@ _PER_STORE = {
 @pytest.mark.parametrize(
     ("backends", "phase"),
     [
-        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in RESTORE_KILLS else LONG)
+        pytest.param(b, p, id=f"{b}-{p}", marks=() if (b, p) in RESTORE_KILLS else _REST[b])
         for b in ("changelog", "blobs", "segments")
         for p in RESTORE_PHASES
         if applies(p, b)

@@ -98,6 +98,10 @@ class S3Proxy:
         finally:
             upstream.close()
 
+    def error(self, status: int, code: str) -> tuple[list[tuple[str, str]], bytes]:
+        """Return the headers and the body of an answer that refuses a request."""
+        return [("Content-Type", "application/xml")], error_body(code)
+
     def wait(self, seconds: float) -> bool:
         """Hold an answer back, but no longer than the proxy runs. Returns whether the proxy has stopped."""
         return self._stopped.wait(seconds)
@@ -171,11 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _answer(self, status: int, code: str) -> None:
-        body = b"" if self.command == "HEAD" else error_body(code)
+        headers, body = self.proxy.error(status, code)
+        body = b"" if self.command == "HEAD" else body
         self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
+        for name, value in headers:
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
+    do_GET = do_PUT = do_POST = do_PATCH = do_HEAD = do_DELETE = _serve  # noqa: N815

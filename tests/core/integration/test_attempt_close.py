@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.engine import Attempt, PreparedCommit, open_attempt
+from statemgr.engine import (
+    Attempt,
+    Epoch,
+    PreparedCommit,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    open_attempt,
+    prepared_from_bytes,
+    prepared_to_bytes,
+)
 from statemgr.engine.host import _host, attempt_host
 from statemgr.errors import DiskFull
 from statemgr.flows.committing import local_copies
@@ -207,6 +221,55 @@ def test_damage_that_the_copy_finds_is_noted(batches: Batches) -> None:
     batches.publish(prepared)
     with batches.open() as after:
         assert dict(after.stores["totals"].range()) == batches.model
+
+
+def _dies_while_it_closes(job: Mapping[str, object], published: tuple[bytes, bytes], steps: int, answer: Path) -> None:
+    """In a process of its own: prepare a batch, and get SIGKILL after so many changes of local files in the close."""
+    config = JobConfig.from_mapping(job)
+    epoch, checkpoint = Epoch.from_bytes(published[0]), checkpoint_from_bytes(published[1])
+    opened = open_attempt(config, TASK, checkpoint, epoch)
+    opened.stores["totals"].put_many({b"of the killed %d" % number: b"v" * 100 for number in range(500)})
+    (answer.parent / "part").write_bytes(prepared_to_bytes(opened.prepare({"orders-0": 1})))
+    os.rename(answer.parent / "part", answer)
+    left = itertools.count(steps, -1)
+
+    def hook(event: str, arguments: object) -> None:
+        if event in ("os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree") and not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    opened.close(wait=steps % 2 == 0)
+    attempt_host(config).closing.wait()
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_killed_while_it_closes(
+    batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """SIGKILL at any change of local files in the close, after a commit that is published or lost: the next attempt on
+    this machine has exactly what is published, and nothing of the dead one stays."""
+    monkeypatch.setattr(local_copies, "_LIMIT", 10**6)  # a compacted copy would be one more
+    context, codes = get_context("spawn"), []
+    for steps in (0, 2, 5, 9):
+        answer = tmp_path / f"prepared-{steps}"
+        checkpoint = batches.checkpoints[TASK]
+        assert checkpoint is not None
+        given = batches.epoch.to_bytes(), checkpoint_to_bytes(checkpoint)
+        child = context.Process(target=_dies_while_it_closes, args=(batches.there.to_mapping(), given, steps, answer))
+        child.start()
+        child.join(60)
+        codes.append(child.exitcode)
+        if is_published:
+            batches.model |= {b"of the killed %d" % number: b"v" * 100 for number in range(500)}
+            batches.publish(prepared_from_bytes(answer.read_bytes()))
+        with batches.open() as opened:
+            assert dict(opened.stores["totals"].range()) == batches.model
+            prepared = batches.prepared(opened)
+        batches.publish(prepared)
+        assert len(batches.committed()) <= 2
+    assert codes.count(-signal.SIGKILL) >= 3, codes
+    live = batches.there.state_dir / batches.there.job_name / batches.there.job_id / "Partition_0" / "totals" / "live"
+    assert list(live.iterdir()) == []
 
 
 def test_a_compaction_that_ends_during_an_attempt_is_kept(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.blobs import open_blob_store
+from statemgr.blobs import open_blob_store, reading
 from statemgr.blobs.retrying import RetryingBlobStore
-from statemgr.blobs.s3 import client, reading
+from statemgr.blobs.s3 import client
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.clock import SystemClock

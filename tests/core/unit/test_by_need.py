@@ -3,58 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statemgr import JobConfig
-from statemgr.backends.blobs import by_need
-from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs import by_need, snapshots
+from statemgr.backends.blobs.tables import replay
 from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.partial import Hole, PartialStore
-from statemgr.local.rocksdb.table_format import tail_offset
-from statemgr.model.checkpoint import Marker
+from statemgr.local.rocksdb.table_format import tail_offsets
+from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.hashing import content_hash
-from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import RestoreRequest, no_progress
-from statemgr.services import Services
 from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
+from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, publish
 from tests.jobs import with_changes
-from tests.segment_tasks import FACTORY, STORE, SegmentTask, config_of
-
-ROCKSDB: dict[str, Any] = {
-    f"stores__{STORE}__type": "rocksdb",
-    f"stores__{STORE}__rocksdb__target__file__size__bytes": 256 * 1024,
-    f"stores__{STORE}__rocksdb__level0__compaction__trigger": 1000,
-    f"stores__{STORE}__rocksdb__compression": "none",
-    # a cache of its own for each store: otherwise a block that another test has read would hide a hole
-    f"stores__{STORE}__rocksdb__block__cache__size__bytes": 1024 * 1024,
-    "blob__store__retry__policy__max__retries": 0,
-}
-State = dict[bytes, bytes]
+from tests.segment_tasks import FACTORY, STORE, config_of
 
 
-def key(number: int) -> bytes:
-    """A key; those of even numbers are in the snapshot."""
-    return b"key-%06d" % number
-
-
-@pytest.fixture(autouse=True)
-def small_states_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def small_states_count() -> Iterator[None]:
     """Let small states be read by need, too."""
-    monkeypatch.setattr(by_need, "_SMALL", 8 * 1024)
-
-
-def large_state(seed: int, count: int = 12_000) -> State:
-    """Values that nothing can compress."""
-    source = random.Random(seed)
-    return {key(2 * number): source.randbytes(60 + number % 50) for number in range(count)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "_LARGE", 8 * 1024)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -64,61 +42,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, Mark
     return publish(config_of(directory, **ROCKSDB), large_state(1))
 
 
-def publish(config: JobConfig, state: State, tables: int = 3) -> tuple[JobConfig, Marker, State]:
-    """Commit a state and two segments. Returns: the job, the marker, and the state after them."""
-    services = open_services(config)
-    task = SegmentTask(services, 0)
-    for start in range(0, len(state), len(state) // tables):
-        task.write_table(dict(list(state.items())[start : start + len(state) // tables]))
-    task.commit()
-    more: dict[bytes, bytes | None] = {key(number): b"new" for number in range(0, 3_000, 2)}
-    more |= {key(number): b"odd" for number in range(1, 2_001, 2)}
-    few: dict[bytes, bytes | None] = {key(10_000): None, key(4): b"newest", key(99_999): b"last"}
-    checkpoint = task.commit(more)
-    checkpoint = task.commit(few)
-    task.close()
-    services.close()
-    changed = {**state, b"key": b"0", **more, **few}
-    marker = checkpoint.marker(FACTORY, STORE)
-    assert marker is not None
-    return config, marker, {name: value for name, value in changed.items() if value is not None}
-
-
-@contextmanager
-def opened(config: JobConfig, marker: Marker, here: Path) -> Iterator[PartialStore]:
-    """The store, on a machine that has nothing of it."""
-    services = open_services(with_changes(config, state__dir=str(here / "state")))
-    try:
-        request = RestoreRequest(services.identity("Partition 0", STORE), marker, here / "parts", (), no_progress)
-        state = services.restore_manager(FACTORY).open_by_need(request, 1)
-        assert state is not None
-        assert isinstance(state.store, PartialStore)
-        try:
-            yield state.store
-        finally:
-            state.store.close()
-    finally:
-        services.close()
-
-
-def index_of(services: Services, marker: Marker) -> SnapshotIndex:
-    """The index of the marker's snapshot."""
-    catalogue = Catalogue(services.transfer)
-    identity = services.identity("Partition 0", STORE)
-    return catalogue.index(identity, catalogue.chain(identity, marker).snapshot.index)
-
-
-def check(store: PartialStore, state: Mapping[bytes, bytes]) -> None:
-    """Compare all keys, absent ones, and ranges."""
-    wanted = [key(number) for number in range(0, 24_010, 7)]
-    random.Random(3).shuffle(wanted)
-    assert {name: store.get(name) for name in wanted[:200]} == {name: state.get(name) for name in wanted[:200]}
-    assert store.get_many(wanted) == [state.get(name) for name in wanted]
-    first, last = key(5_000), key(6_000)
-    assert dict(store.scan(first, last)) == {name: value for name, value in state.items() if first <= name < last}
-    assert list(store.scan(None, None)) == sorted(state.items())
-
-
 def test_every_answer_is_that_of_the_whole_state(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
     """Values, deletes and absent keys, one by one, in groups and in ranges: of the snapshot and of the segments."""
     config, marker, state = published
@@ -126,14 +49,43 @@ def test_every_answer_is_that_of_the_whole_state(published: tuple[JobConfig, Mar
         check(store, state)
 
 
-def test_tails_are_fetched_when_something_reads_the_table(
-    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many tails for the opening: RocksDB opens a table when a key is looked up in it."""
-    monkeypatch.setattr(by_need, "_TAILS", 0)
-    config, marker, state = published
-    with opened(config, marker, tmp_path) as store:
+@pytest.mark.parametrize("foot", [0, 100])
+def test_a_table_whose_foot_is_not_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foot: int) -> None:
+    """It has many deletes of ranges, say. RocksDB asks for one tail after the other, and gets ever more at once."""
+    monkeypatch.setattr(snapshots, "_FOOT", foot)
+    config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=9)
+    calls: list[int] = []
+    fetch = by_need.PartialTables._fetch_tails
+
+    def counted(self: by_need.PartialTables, tables: list[Any], *arguments: Any) -> None:
+        calls.append(len(tables))
+        fetch(self, tables, *arguments)
+
+    monkeypatch.setattr(by_need.PartialTables, "_fetch_tails", counted)
+    with opened(config, marker, tmp_path / "other") as store:
+        assert sum(calls) > len(calls) > 1
         check(store, state)
+
+
+def test_a_store_of_many_tables_opens_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB opens the others when a read looks into them."""
+    monkeypatch.setattr(snapshots, "_FOOT", 0)
+    monkeypatch.setattr(by_need, "_MANY", 20)
+    config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=30)
+    fetched: list[Any] = []
+    fetch = by_need.PartialTables._fetch_tail
+
+    def counted(self: by_need.PartialTables, table: Any) -> None:
+        fetched.append(table)
+        fetch(self, table)
+
+    monkeypatch.setattr(by_need.PartialTables, "_fetch_tail", counted)
+    opening: list[int] = []
+    monkeypatch.setattr(by_need, "replay", lambda *arguments: (opening.append(len(fetched)), replay(*arguments))[1])
+    with opened(config, marker, tmp_path / "other") as store:
+        check(store, state)
+    assert opening == [min(opening[0], 20)]
+    assert len(fetched) >= 30
 
 
 @pytest.mark.parametrize("known", ["nothing", "table"])
@@ -175,8 +127,8 @@ def test_one_key_costs_little(
     monkeypatch.setattr(Downloads, "get_range", counted)
     config, marker, state = published
     with opened(config, marker, tmp_path) as store:
-        tails = sum(sizes)
-        assert tails < sum(map(len, state.values())) / 10
+        # what the index lacks is read where the table of a segment is taken in
+        assert sum(sizes) < sum(map(len, state.values())) / 10
         sizes.clear()
         assert store.get(key(16_000)) == state[key(16_000)]
         assert len(sizes) == 1
@@ -224,6 +176,7 @@ def test_every_table_has_a_tail(published: tuple[JobConfig, Marker, State]) -> N
         assert file.tail is not None
         assert 0 < file.tail.offset < file.size
         assert file.size - file.tail.offset < file.size / 5
+        assert 500 < len(file.tail.foot) < 3000
     services.close()
 
 
@@ -232,7 +185,7 @@ def test_what_is_no_table_has_no_tail(tmp_path: Path, content: bytes) -> None:
     """Neither an error nor a wrong place."""
     path = tmp_path / "000001.sst"
     path.write_bytes(content)
-    assert tail_offset(path) is None
+    assert tail_offsets(path) is None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -274,8 +227,8 @@ def test_damage_gives_an_exact_answer_or_a_typed_error(
         finally:
             path.write_bytes(whole)
     assert all(named)
-    # a tail that was verified at the opening is not read again
-    assert failures or (when == "after" and region != "data")
+    # the index has the foot that a table is opened with, and a tail that was verified is not read again
+    assert failures or region == "footer" or (when == "after" and region != "data")
 
 
 def blob_path(config: JobConfig, blob_id: str) -> Path:
@@ -400,17 +353,23 @@ def test_a_late_read_does_not_damage_a_verified_file(
     state = services.restore_manager(FACTORY).open_by_need(request, 1)
     assert state is not None
     assert isinstance(state.store, PartialStore)
-    store, names, fetch_files = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_files
-    monkeypatch.setattr(Downloads, "get_range", lambda _self, _ref, _offset, size: memoryview(bytes(size)))
+    store, names, fetch_part = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_part
+    get_range, wrong = Downloads.get_range, list[str]()
 
-    def late(self: Downloads, *arguments: Any) -> int:
-        kept = fetch_files(self, *arguments)
-        for name in names:
-            store.supply(Hole(name, 0, 4000), 1)
-        return kept
+    def get(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        if offset < by_need.CHUNK:
+            wrong.append(ref.blob_id)
+            return memoryview(bytes(size))
+        return get_range(self, ref, offset, size)
 
-    monkeypatch.setattr(Downloads, "fetch_files", late)
+    def late(self: Downloads, *arguments: Any) -> None:
+        fetch_part(self, *arguments)
+        store.supply(Hole(arguments[3].path.name, 0, 4000), 1)
+
+    monkeypatch.setattr(Downloads, "get_range", get)
+    monkeypatch.setattr(Downloads, "fetch_part", late)
     state.fetch_rest(lambda: None)
+    assert wrong
     for name in names:  # nor is a file written to that is whole
         store.supply(Hole(name, 0, 4000), 2)
     hashes = {file.name: file.hash for file in index_of(services, marker).root.files}

@@ -48,14 +48,10 @@ def frozen(locks: list[Path]) -> Iterator[None]:
             process.kill()
 
 
-@pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryServers]:
-    """Servers of a job of one task; locks are waited for briefly."""
+@pytest.fixture(autouse=True)
+def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait only briefly for locks."""
     monkeypatch.setattr(shared_directories, "_DEADLINE_SECONDS", 0.2)
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
 
 
 def test_tasks_and_attempts_go_on_next_to_a_frozen_process(servers: MemoryServers) -> None:

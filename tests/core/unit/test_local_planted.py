@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,6 @@ CONFIG: dict[str, object] = {
     "task.commit.snapshot.interval": "5 commits",
     "stores.totals.value.serde": "bytes",
 }
-
-
-@pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
 
 
 def content_after_commit(servers: MemoryServers, machine: str, number: int) -> dict[object, object]:

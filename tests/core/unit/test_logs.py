@@ -214,7 +214,7 @@ def test_lines_of_the_s3_client_are_limited(said: list[logging.LogRecord]) -> No
         log.warning("Connection pool is full, discarding connection: %s", number)
     assert len(said) == 3
     flush_suppressed(now=True)
-    assert "97 more lines of the S3 client" in said[-1].getMessage()
+    assert "97 more lines of the blob store's client" in said[-1].getMessage()
 
 
 def test_commits_are_summed_up(said: list[logging.LogRecord]) -> None:

@@ -41,14 +41,14 @@ def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "hint"),
-    [("gs://bucket/x", "install a package with the entry point 'gs'"), ("fiel:///x", "did you mean file://")],
+    [("b2://bucket/x", "install a package with the entry point 'b2'"), ("fiel:///x", "did you mean file://")],
 )
 def test_a_scheme_without_a_store_says_what_to_install(uri: str, hint: str) -> None:
     """Loading the configuration refuses a scheme for which no package has a store."""
     with pytest.raises(ConfigError, match="none has the scheme") as caught:
         config(uri)
     assert hint in str(caught.value.hint)
-    assert "file, memory, s3" in str(caught.value.hint)
+    assert "abfss, az, file, gs, memory, s3" in str(caught.value.hint)
 
 
 def test_a_store_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ FROZEN = {
     "retired_layout.v1": "46e949be5461c8d2",
     "retired_layout_key.v1": "64d09f71d8e05090",
     "segment_chain.v1": "9790d8a3f270a040",
-    "snapshot_index.v1": "e6134c329e7b557d",
+    "snapshot_index.v1": "da04ca6a8132632c",
 }
 NAMES = list(FROZEN)
 

@@ -36,15 +36,6 @@ CONFIG: dict[str, object] = {
 
 
 @pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def services(servers: MemoryServers) -> Iterator[Services]:
     """Services that look at the job from elsewhere."""
     made = servers.services(servers.config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from statemgr import StateManager
@@ -18,15 +16,6 @@ CONFIG: dict[str, object] = {
     "task.backup.factories": ["kafka-changelog"],
     "stores.totals.value.serde": "bytes",
 }
-
-
-@pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
 
 
 def test_an_older_checkpoint_whose_records_are_gone_is_refused(servers: MemoryServers) -> None:

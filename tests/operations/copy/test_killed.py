@@ -38,8 +38,13 @@ STEPS = [
     (Phase.COMMIT_TRANSACTION, 1),
     (Phase.ACKNOWLEDGED, 1),
 ]
-WAYS = [(SNAPSHOTS, "file"), (SNAPSHOTS, "s3"), (SEGMENTS, "file"), (SEGMENTS, "s3")]
-#: The other combinations are in the long run.
+#: Kinds of commits and blob stores, and the run that has those which are not quick.
+WAYS = {
+    (SNAPSHOTS, "s3"): pytest.mark.long,
+    (SEGMENTS, "file"): pytest.mark.long,
+    (SNAPSHOTS, "file"): pytest.mark.heavy,
+    (SEGMENTS, "s3"): pytest.mark.heavy,
+}
 QUICK = [
     ((Phase.COMMIT_TRANSACTION, 1), (SEGMENTS, "file")),
     ((Phase.ACKNOWLEDGED, 1), (SNAPSHOTS, "s3")),
@@ -49,9 +54,9 @@ QUICK = [
 @pytest.mark.parametrize(
     ("phase", "number", "kind", "on"),
     [
-        pytest.param(*step, *way, marks=() if (step, way) in QUICK else pytest.mark.long)
+        pytest.param(*step, *way, marks=() if (step, way) in QUICK else rest)
         for step in STEPS
-        for way in WAYS
+        for way, rest in WAYS.items()
     ],
 )
 def test_killed_in_a_copy(

@@ -18,6 +18,7 @@ FOUND_BY: Mapping[str, int] = {
     "replay_beyond_the_checkpoint": 5,
     "offset_of_the_last_record": 0,
     "fill_without_tombstones": 18,
+    "cut_changelogs_count_as_whole": 8,
     "switched_on_without_a_fill": 0,
     "dead_markers_are_carried": 51,
     "oldest_change_of_a_key_wins": 50,
@@ -66,7 +67,7 @@ FOUND_BY: Mapping[str, int] = {
     "failed_commit_drops_its_changes": 50,
     "changes_during_a_commit_are_dropped": 2,
     "success_before_the_commit": 0,
-    "upload_that_failed_counts": 21,
+    "upload_that_failed_counts": 29,
 }
 
 #: Faults that no seed has found so far.

@@ -1,4 +1,4 @@
-"""The body of a GET. Reads the connection of the SDK's answer.
+"""The body of a GET over HTTP. Reads the connection of urllib3's answer.
 
 The time-out of a socket starts again with each byte, so a large read of a body that trickles could last for hours.
 Small reads return the bytes that have arrived, and the caller sees the pace, but they cost too much processor time on a
@@ -9,10 +9,10 @@ The caller then continues in another connection.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from statemgr.blobs.s3.errors import translated
 from statemgr.errors import UnavailableError
 from statemgr.ports import Clock
 
@@ -57,7 +57,7 @@ class LargeReads:
     def _watch(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._break_off_overdue, name="statemgr-s3-reads", daemon=True)
+                self._thread = threading.Thread(target=self._break_off_overdue, name="statemgr-blob-reads", daemon=True)
                 self._thread.start()
 
     def _break_off_overdue(self) -> None:
@@ -70,20 +70,30 @@ class LargeReads:
                         raw.shutdown()
 
 
-class S3Reader:
-    """A blob's body. It reads the SDK's raw stream, because ``StreamingBody`` can neither return the bytes that have
+class BodyReader:
+    """A blob's body, read from urllib3's response. boto3's ``StreamingBody`` can neither return the bytes that have
     arrived nor break off a read, and its ``read`` is several times slower.
 
     Args:
+        raw: the response.
         size: bytes of the body; None if the server does not report them.
+        translated: a context that raises the errors of the network as statemgr's.
+        where: the place of the blob, for errors.
     """
 
-    def __init__(self, body: Any, size: int | None, bucket: str, blob_id: str, large: LargeReads) -> None:
-        self._raw = body._raw_stream
+    def __init__(
+        self,
+        raw: Any,
+        size: int | None,
+        large: LargeReads,
+        translated: Callable[[], AbstractContextManager[None]],
+        **where: str,
+    ) -> None:
+        self._raw = raw
         self._left = size
-        self._bucket = bucket
-        self._blob_id = blob_id
         self._large = large
+        self._translated = translated
+        self._where = where
         self._is_fast = False
 
     def copy_to(self, fd: int, offset: int, size: int) -> int | None:
@@ -99,7 +109,7 @@ class S3Reader:
         got, begun = 0, self._large.clock.monotonic()
         patience = begun + _PATIENCE_S
         while got < wanted:
-            with translated(self._bucket, self._blob_id):
+            with self._translated():
                 size = self._read(buffer[got : min(wanted, got + _PIECE)])
             if not size:
                 break
@@ -111,9 +121,7 @@ class S3Reader:
                 break
         if self._left is not None:
             if wanted and not got:
-                raise UnavailableError(
-                    f"the body of the blob ended {self._left} bytes early", bucket=self._bucket, blob=self._blob_id
-                )
+                raise UnavailableError(f"the body of the blob ended {self._left} bytes early", **self._where)
             self._left -= got
         return got
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from statemgr.blobs.s3 import reading
-from statemgr.blobs.s3.reading import LargeReads
+from statemgr.blobs import reading
+from statemgr.blobs.reading import LargeReads
 from statemgr.local.clock import SystemClock
 
 

@@ -1,0 +1,115 @@
+"""What all clients of blob stores over HTTP need: connections that can be broken off, and logs without secrets."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import threading
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from statemgr.config.secrets import MASK, without
+from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
+from statemgr.logs import RateLimit
+from statemgr.os_errors import Fault, limit_behind, translate
+
+_LIBRARIES = ("azure", "boto3", "botocore", "google", "msal", "s3transfer", "urllib3")
+#: A token that the SDK has renewed itself, as a header or a parameter, in any quoting; a signature of a URL.
+_TOKEN = re.compile(r"(x-amz-security-token\W{1,6}|[?&]sig=|Bearer )[\w+/=%.~-]{16,}", re.IGNORECASE)
+
+
+def of_network(error: BaseException, service: str, hint: str, **where: Any) -> StatemgrError:
+    """The error for a request that got no answer. A limit of this process, such as open files, has its own text."""
+    if limit := limit_behind(error):
+        return of_limit(limit, service, **where)
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        advice = "install the certificate of its authority, or set AWS_CA_BUNDLE or SSL_CERT_FILE"
+        return AccessDenied(f"the {service} endpoint's certificate is not trusted", hint=advice, **where)
+    # the text may contain the signed address; the type says enough
+    return UnavailableError(f"{service} could not be reached: {type(error).__name__}", hint=hint, **where)
+
+
+def of_limit(error: OSError, service: str, **where: Any) -> StatemgrError:
+    """The error for a limit of this process, such as open files. The same request may succeed later."""
+    kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
+    return translate(error, f"no request can be sent to {service}", kinds=kinds, **where)
+
+
+class Connections:
+    """The open connections of a client.
+
+    Args:
+        classes: the classes of urllib3's pools by scheme, which the client uses from now on. Changed in place.
+    """
+
+    def __init__(self, classes: dict[str, Any]) -> None:
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._broken = False
+        for scheme, pool in classes.items():
+            classes[scheme] = type(pool.__name__, (pool,), {"ConnectionCls": self._watched(pool.ConnectionCls)})
+
+    def _watched(self, kind: Any) -> Any:
+        connections = self
+
+        class Watched(kind):  # type: ignore[misc]
+            def connect(self) -> None:
+                if connections._broken:
+                    raise ConnectionAbortedError("the client is closed")
+                super().connect()
+                connections._open.add(self)
+
+        return Watched
+
+    def break_off(self) -> None:
+        """Make requests in progress and later ones fail."""
+        self._broken = True
+        for connection in list(self._open):
+            sock = connection.sock
+            if sock is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Hiding(logging.Filter):
+    """Masks secrets in the text of a log record and of its error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._texts: frozenset[str] = frozenset()
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Also hide these texts."""
+        with self._lock:
+            self._texts |= {text for text in texts if len(text) > 3}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mask a record, and let it pass."""
+        try:
+            record.msg, record.args = self._masked(record.getMessage()), ()
+        except Exception:  # the library made a wrong record
+            record.msg, record.args = "(a message that cannot be formatted)", ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self._masked(logging.Formatter().formatException(record.exc_info))
+        return True
+
+    def _masked(self, text: str) -> str:
+        return _TOKEN.sub(rf"\g<1>{MASK}", without(self._texts, text))
+
+
+_HIDING = _Hiding()
+#: The text without its arguments says what kind of line it is. It comes before the filter that puts them in.
+_LIMIT = RateLimit("the blob store's client", lambda record: str(record.msg)[:80], level=logging.WARNING)
+
+
+def hide(texts: Iterable[str]) -> None:
+    """Mask these texts in what the libraries log from now on, by all loggers that exist now, and limit how much they
+    log."""
+    _HIDING.add(texts)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger):
+            logger.addFilter(_LIMIT)
+            logger.addFilter(_HIDING)

@@ -1,0 +1,450 @@
+"""What the stores on Google Cloud Storage and Azure have of their own, on real servers and with the vendors' errors."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import pytest
+
+from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
+from statemgr.blobs.clouds import azure, gcs, store
+from statemgr.blobs.clouds.azure import AzureBlobStore
+from statemgr.blobs.clouds.http import Answer, Damaged
+from statemgr.blobs.clouds.store import CloudBlobStore
+from statemgr.blobs.retrying import RetryingBlobStore, undecorated
+from statemgr.config import JobConfig
+from statemgr.errors import AccessDenied, ConfigError, MissingBlob, StatemgrError, UnavailableError
+from statemgr.local.clock import SystemClock
+from statemgr.ports import FileSlice, list_blobs
+from statemgr.testing.conformance.blob_store import read
+from tests.core.integration.s3_proxy import Fault, S3Proxy
+from tests.servers import CloudServer
+
+pytestmark = pytest.mark.integration
+MIB = 1024 * 1024
+
+
+def opened(cloud: CloudServer, **more: object) -> RetryingBlobStore:
+    """Open a store of its own."""
+    settings = {"job.name": "orders", "blob.store.retry.policy.backoff.delay.millis": 1, **cloud.settings()}
+    return open_blob_store(JobConfig.from_mapping({**settings, **more}), SystemClock())
+
+
+@pytest.fixture
+def blobs(cloud: CloudServer) -> Iterator[RetryingBlobStore]:
+    """Open an empty store with a job's decorators."""
+    opened_store = opened(cloud)
+    yield opened_store
+    opened_store.close()
+
+
+def test_put_read_and_delete(blobs: RetryingBlobStore) -> None:
+    """A blob has exactly the bytes that were put, is never overwritten, and has a TTL until it is removed."""
+    blobs.put("a/b c%+.1", b"0123456789", ttl_days=30)
+    assert read(blobs, "a/b c%+.1", 3, 4) == b"3456"
+    assert read(blobs, "a/b c%+.1", 10) == b""
+    with pytest.raises(BlobExists):
+        blobs.put("a/b c%+.1", b"other", ttl_days=None)
+    found = blobs.stat("a/b c%+.1")
+    assert found.expires_ms is not None
+    assert abs(found.expires_ms - found.modified_ms - 30 * 86_400_000) < 60_000
+    blobs.remove_ttl("a/b c%+.1")
+    assert blobs.stat("a/b c%+.1").expires_ms is None
+    assert [info.blob_id for info in list_blobs(blobs, "a/")] == ["a/b c%+.1"]
+    blobs.delete("a/b c%+.1")
+    with pytest.raises(MissingBlob):
+        blobs.stat("a/b c%+.1")
+
+
+def test_a_damaged_upload_is_refused_by_the_server(blobs: RetryingBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server compares the checksum of a PUT with what has arrived, and keeps nothing that differs."""
+    raw = undecorated(blobs)
+    assert isinstance(raw, CloudBlobStore)
+    assert raw.checks_uploads
+    wrong = raw._digest(FileLike(b"other"))  # type: ignore[arg-type]
+    monkeypatch.setattr(raw, "_digest", lambda _: wrong)
+    with pytest.raises(Damaged):
+        raw.put("a", b"x", ttl_days=None)
+    assert list(list_blobs(blobs, "")) == []
+
+
+class FileLike:
+    """A body that is read once."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, _: int) -> bytes:
+        """Return everything, then nothing."""
+        data, self._data = self._data, b""
+        return data
+
+
+def test_large_bodies_are_sent_in_pieces(
+    blobs: RetryingBlobStore, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload in pieces is whole, does not overwrite, and has its TTL; one that breaks off leaves no blob."""
+    for module in (gcs, azure):
+        monkeypatch.setattr(module, "PIECE", MIB)
+    monkeypatch.setattr(store, "WHOLE", MIB)
+    data = os.urandom(3 * MIB + 17)
+    path = tmp_path_factory.mktemp("large") / "file"
+    path.write_bytes(b"before" + data + b"after")
+    body = FileSlice(path, 6, len(data))
+    blobs.put("large", body, ttl_days=7)
+    assert read(blobs, "large", step=MIB) == data
+    assert blobs.stat("large").expires_ms is not None
+    with pytest.raises(BlobExists):
+        blobs.put("large", b"x" * (2 * MIB), ttl_days=None)
+    with pytest.raises(StatemgrError):
+        blobs.put("short", FileSlice(path, 6, 9 * MIB), ttl_days=None)
+    assert [info.blob_id for info in list_blobs(blobs, "")] == ["large"]
+    assert list(blobs.administration.unfinished("")) == []
+
+
+def test_many_are_deleted_with_one_request(cloud: CloudServer) -> None:
+    """A clean-up sends one request for many blobs, and one that does not exist is no error."""
+    with through(cloud) as (proxy, blobs):
+        for number in range(5):
+            blobs.put(f"d/{number}", b"x", ttl_days=None)
+        proxy.requests.clear()
+        assert blobs.delete_many([f"d/{number}" for number in range(6)]) == {}
+        assert len(proxy.requests) == 1, proxy.requests
+        assert list(list_blobs(blobs, "d/")) == []
+
+
+def test_the_server_copies(blobs: RetryingBlobStore, cloud: CloudServer) -> None:
+    """A copy is made by the server, also into another prefix, and has its own TTL."""
+    blobs.put("a/source", b"copied", ttl_days=None)
+    other = opened(cloud)
+    for target in (blobs, other):
+        assert target.copy_from(blobs, blobs.stat("a/source"), "b/target", ttl_days=3)
+        assert read(target, "b/target") == b"copied"
+        assert target.stat("b/target").expires_ms is not None
+    assert blobs.stat("a/source").expires_ms is None
+    other.close()
+
+
+def test_a_bucket_that_does_not_exist(cloud: CloudServer) -> None:
+    """A missing bucket or container is no missing blob: the error says what to correct."""
+    blobs = opened(replace(cloud, bucket="missing-bucket"))
+    calls: list[Callable[[], object]] = [
+        lambda: blobs.stat("a"),
+        lambda: blobs.put("a", b"x", ttl_days=3),
+        lambda: list(list_blobs(blobs, "")),
+    ]
+    for call in calls:
+        with pytest.raises(AccessDenied, match=r"create the (bucket|container)"):
+            call()
+    blobs.close()
+
+
+def test_what_a_closed_store_says(cloud: CloudServer) -> None:
+    """A request after the close fails at once."""
+    blobs = opened(cloud, **{"blob.store.retry.policy.max.retries": 0})
+    blobs.put("a", b"x", ttl_days=None)
+    blobs.close()
+    with pytest.raises(UnavailableError):
+        blobs.stat("a")
+
+
+# --- vendors' errors ---
+
+
+class Vendor(S3Proxy):
+    """A proxy whose answers have the vendor's own bodies."""
+
+    def __init__(self, upstream: str, kind: str) -> None:
+        super().__init__(upstream)
+        self.kind = kind
+        self.refuse_tags = False
+        #: The lifecycle rules of the bucket, which fake-gcs-server does not keep. None passes requests on.
+        self.rules: list[object] | None = None
+
+    def forward(
+        self, method: str, path: str, headers: Mapping[str, str], data: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Refuse tags as an account with a hierarchical namespace does, or keep rules."""
+        if self.refuse_tags and "x-ms-tags" in {name.lower() for name in headers}:
+            code = "FeatureNotYetSupportedForHierarchicalNamespaceAccounts"
+            return 409, *self.error(409, code)
+        answer = super().forward(method, path, headers, data)
+        if self.rules is None or not re.match(r"/storage/v1/b/[^/?]+\?", path):
+            return answer
+        if method == "PATCH":
+            self.rules = json.loads(data)["lifecycle"]["rule"]
+        found = {**json.loads(answer[2]), "lifecycle": {"rule": self.rules}}
+        return 200, [("Content-Type", "application/json")], json.dumps(found).encode()
+
+    def error(self, status: int, code: str) -> tuple[list[tuple[str, str]], bytes]:
+        """The headers and the body of an error."""
+        if self.kind == "gcs":
+            error = {"domain": "usageLimits", "reason": code, "message": MESSAGES.get(code, "told to")}
+            body = {"error": {"code": status, "message": error["message"], "errors": [error]}}
+            return [("Content-Type", "application/json; charset=UTF-8")], json.dumps(body).encode()
+        message = f"{MESSAGES.get(code, 'told to')}\nRequestId:0\nTime:2026-01-01T00:00:00Z"
+        error_text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        text = f'\ufeff<?xml version="1.0" encoding="utf-8"?>{error_text}'
+        return [("Content-Type", "application/xml"), ("x-ms-error-code", code)], text.encode()
+
+
+#: Documented messages.
+MESSAGES = {
+    "forbidden": "me@x.iam.gserviceaccount.com does not have storage.objects.create access to the Google Cloud Storage "
+    "object. Permission 'storage.objects.create' denied on resource (or it may not exist).",
+    "rateLimitExceeded": "The object exceeded the rate limit for object mutation operations.",
+    "authError": "Invalid Credentials",
+    "ServerBusy": "The server is currently unable to receive requests. Please retry your request.",
+    "AuthorizationPermissionMismatch": "This request is not authorized to perform this operation using this "
+    "permission.",
+    "InvalidAuthenticationInfo": "Server failed to authenticate the request. Please refer to the information in the "
+    "www-authenticate header.",
+    "AuthenticationFailed": "Server failed to authenticate the request. Make sure the value of Authorization header is "
+    "formed correctly including the signature.",
+}
+
+
+class through:  # noqa: N801 - a context
+    """A store behind a proxy, and the proxy."""
+
+    def __init__(self, cloud: CloudServer, **more: object) -> None:
+        upstream = cloud.endpoint or f"http://{cloud.connection_string.rpartition('http://')[2].partition('/')[0]}"
+        self._proxy = Vendor(upstream, cloud.kind)
+        self._cloud, self._upstream, self._more = cloud, upstream, more
+
+    def __enter__(self) -> tuple[Vendor, RetryingBlobStore]:
+        self._proxy.__enter__()
+        there = self._proxy.endpoint
+        cloud = replace(
+            self._cloud,
+            endpoint=there,
+            connection_string=self._cloud.connection_string.replace(self._upstream, there),
+        )
+        self._blobs = opened(cloud, **{"blob.store.retry.policy.max.retries": 2, **self._more})
+        self._blobs.put("warm/up", b"x", ttl_days=None)
+        return self._proxy, self._blobs
+
+    def __exit__(self, *_: object) -> None:
+        self._blobs.close()
+        self._proxy.__exit__()
+
+
+#: Method of a PUT per cloud.
+PUT = {"gcs": "POST", "azure": "PUT"}
+BUSY = {
+    "gcs": [(429, "rateLimitExceeded"), (403, "userRateLimitExceeded"), (503, "backendError"), (408, "")],
+    "azure": [(503, "ServerBusy"), (500, "OperationTimedOut"), (500, "InternalError"), (429, "TooManyRequests")],
+}
+REFUSED = {
+    "gcs": [(401, "authError", None), (403, "forbidden", "storage.objects.create")],
+    "azure": [
+        (401, "InvalidAuthenticationInfo", None),
+        (403, "AuthenticationFailed", None),
+        (
+            403,
+            "AuthorizationPermissionMismatch",
+            "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/write",
+        ),
+    ],
+}
+
+
+def test_throttling_is_waited_for(cloud: CloudServer) -> None:
+    """A busy server is asked again, also if the PUT that it complains about has landed; the blob is whole."""
+    with through(cloud) as (proxy, blobs):
+        for number, answer in enumerate(BUSY[cloud.kind]):
+            for lands in (False, True):
+                proxy.faults = [Fault(PUT[cloud.kind], answer=answer, lands=lands)]
+                blobs.put(f"a/{number}-{lands}", b"bytes", ttl_days=None)
+                proxy.faults = [Fault("GET", answer=answer)]
+                assert read(blobs, f"a/{number}-{lands}") == b"bytes"
+        proxy.faults = [Fault(PUT[cloud.kind], answer=BUSY[cloud.kind][0], times=9)]
+        with pytest.raises(UnavailableError) as caught:
+            blobs.put("a/never", b"bytes", ttl_days=None)
+        assert caught.value.where["attempts"] == 3
+
+
+def test_a_missing_right_is_named_as_the_vendor_names_it(cloud: CloudServer) -> None:
+    """Expired tokens and missing rights are not repeated, and the error names the right."""
+    for status, code, right in REFUSED[cloud.kind]:
+        with through(cloud) as (proxy, blobs):
+            proxy.requests.clear()
+            proxy.faults = [Fault(PUT[cloud.kind], answer=(status, code), times=9)]
+            with pytest.raises(AccessDenied, match=str(status)) as caught:
+                blobs.put("a/b", b"bytes", ttl_days=None)
+            assert caught.value.where.get("missing_right") == right
+            assert len(proxy.requests) == 1
+
+
+def test_bodies_that_break_off_and_connections_that_are_reset(cloud: CloudServer) -> None:
+    """A GET goes on where it broke off, and a PUT whose connection was reset is repeated."""
+    data = os.urandom(300_000)
+    with through(cloud) as (proxy, blobs):
+        proxy.faults = [Fault(PUT[cloud.kind], reset=True)]
+        blobs.put("a/b", data, ttl_days=None)
+        proxy.faults = [Fault("GET", truncate=100_000), Fault("GET", reset=True), Fault("GET", chunked=True)]
+        assert read(blobs, "a/b", step=65536) == data
+
+
+class Renewing:
+    """Credentials whose first token the server refuses."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner, self.renewed = inner, 0
+
+    def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
+        """Sign as the inner ones."""
+        return self.inner.sign(method, url, headers)  # type: ignore[attr-defined,no-any-return]
+
+    def renew(self) -> bool:
+        """Count."""
+        self.renewed += 1
+        return True
+
+
+def test_an_expired_token_is_renewed_once(cloud: CloudServer) -> None:
+    """A 401 renews the token and repeats the request, body and all; a second 401 is an error."""
+    expired = (401, "authError" if cloud.kind == "gcs" else "InvalidAuthenticationInfo")
+    with through(cloud) as (proxy, blobs):
+        raw = undecorated(blobs)
+        assert isinstance(raw, CloudBlobStore)
+        raw._http.credentials = renewing = Renewing(raw._http.credentials)
+        proxy.faults = [Fault(PUT[cloud.kind], answer=expired)]
+        blobs.put("a/b", b"bytes", ttl_days=None)
+        assert read(blobs, "a/b") == b"bytes"
+        assert renewing.renewed == 1
+        proxy.faults = [Fault("GET", answer=expired, times=2)]
+        with pytest.raises(AccessDenied):
+            read(blobs, "a/b")
+
+
+# --- of one cloud ---
+
+
+def only(cloud: CloudServer, kind: str) -> None:
+    """Skip the other cloud."""
+    if cloud.kind != kind:
+        pytest.skip(f"of {kind} alone")
+
+
+@pytest.mark.parametrize("cloud", ["azure"], indirect=True)
+def test_an_account_without_tags(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tags are refused, a probe finds out, and TTLs are metadata. The blobs of both kinds lose their TTLs."""
+    monkeypatch.setattr(azure, "_HAS_TAGS", {})
+    with through(cloud) as (proxy, blobs):
+        raw = undecorated(blobs)
+        assert isinstance(raw, AzureBlobStore)
+        blobs.put("a/tagged", b"1", ttl_days=5)
+        assert raw._head("a/tagged")["x-ms-tag-count"] == "1"
+        proxy.refuse_tags = True
+        blobs.put("a/plain", b"2", ttl_days=5)
+        assert raw._head("a/plain")["x-ms-meta-statemgr_ttl"] == "5"
+        assert not raw._has_tags
+        assert any("no blob index tags" in problem for problem in blobs.administration.probe())
+        for name in ("a/tagged", "a/plain"):
+            assert blobs.stat(name).expires_ms is not None
+            blobs.remove_ttl(name)
+            assert blobs.stat(name).expires_ms is None
+        assert {info.blob_id for info in list_blobs(blobs, "")} == {"a/tagged", "a/plain", "warm/up"}
+
+
+@pytest.mark.parametrize("cloud", ["azure"], indirect=True)
+def test_a_shared_access_signature(cloud: CloudServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A signature for the container is enough for a job, and is in no log line and no error."""
+    fields = dict(part.partition("=")[::2] for part in cloud.connection_string.split(";"))
+    signature = container_signature(fields["AccountName"], fields["AccountKey"], cloud.bucket)
+    caplog.set_level(logging.DEBUG)
+    text = f"BlobEndpoint={fields['BlobEndpoint']};SharedAccessSignature={signature}"
+    blobs = opened(replace(cloud, connection_string=text))
+    blobs.put("a/b", b"signed", ttl_days=3)
+    assert read(blobs, "a/b") == b"signed"
+    blobs.remove_ttl("a/b")
+    assert blobs.delete_many(["a/b", "a/c"]) == {}
+    with pytest.raises(MissingBlob) as caught:
+        blobs.stat("a/b")
+    secret = signature.rpartition("sig=")[2]
+    assert secret not in caplog.text
+    assert secret not in repr(caught.value) + str(caught.value)
+    blobs.close()
+
+
+def container_signature(account: str, key: str, container: str) -> str:
+    """A service SAS for all that a job does. Source: "Create a service SAS", version 2020-12-06."""
+    ends = (datetime.now(UTC) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    rights, version = "racwdxltmeop", "2020-12-06"
+    fields = [rights, "", ends, f"/blob/{account}/{container}", "", "", "", version, "c", "", "", "", "", "", "", ""]
+    digest = hmac.digest(base64.b64decode(key), "\n".join(fields).encode(), hashlib.sha256)
+    return f"sp={rights}&se={quote(ends)}&sv={version}&sr=c&sig={quote(base64.b64encode(digest).decode(), safe='')}"
+
+
+@pytest.mark.parametrize("cloud", ["gcs"], indirect=True)
+def test_the_lifecycle_rule_is_installed_next_to_others(cloud: CloudServer) -> None:
+    """`doctor --fix` adds one rule, and the bucket's other rules stay. The server keeps no rules, so the proxy does."""
+    with through(cloud) as (proxy, blobs):
+        other = {"action": {"type": "Delete"}, "condition": {"age": 3000, "matchesPrefix": ["elsewhere/"]}}
+        proxy.rules = [other]
+        assert any("doctor --fix" in problem for problem in blobs.administration.probe())
+        for _ in range(2):
+            assert blobs.administration.fix() == ("the lifecycle rule is installed",)
+        prefix = str(undecorated(blobs)._prefix)  # type: ignore[attr-defined]
+        mine = {"action": {"type": "Delete"}, "condition": {"daysSinceCustomTime": 1, "matchesPrefix": [prefix]}}
+        assert proxy.rules == [other, mine]
+        assert blobs.administration.probe() == []
+
+
+def test_what_each_answer_means() -> None:
+    """Codes that the emulators never send, with the bodies of the vendors' documentation."""
+    deleted = Answer(409, {"x-ms-error-code": "ContainerBeingDeleted"}, b"")
+    assert isinstance(azure.meaning(deleted, "put", {}), UnavailableError)
+    disabled = Answer(403, {"x-ms-error-code": "AccountIsDisabled"}, b"")
+    assert isinstance(azure.meaning(disabled, "put", {}), AccessDenied)
+    proxy = Answer(502, {"Content-Type": "text/html"}, b"<html>Bad Gateway</html>")
+    for meaning in (azure.meaning, gcs.meaning):
+        assert isinstance(meaning(proxy, "get", {}), UnavailableError)
+    quota = json.dumps({"error": {"code": 403, "message": "Quota", "errors": [{"reason": "quotaExceeded"}]}}).encode()
+    assert isinstance(gcs.meaning(Answer(403, {}, quota), "put", {}), UnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("uri", "more", "message"),
+    [
+        ("az://container/x", {}, "account of the Azure container is not known"),
+        ("az://container/x", {"connection.string": "AccountName=a;BlobEndpoint=http://h/a"}, "without TLS"),
+        (
+            "abfss://c123@acc1.dfs.core.windows.net/x",
+            {"connection.string": "AccountName=acc2;AccountKey=a2V5"},
+            "another",
+        ),
+        ("az://container/x", {"connection.string": "nonsense"}, "without '='"),
+    ],
+)
+def test_contradictory_settings(uri: str, more: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that cannot work is refused before any request, and without its secrets."""
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    given = {f"blob.store.azure.{name}": value for name, value in more.items()}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, **given})
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_raw_blob_store(config, SystemClock())
+    assert "a2V5" not in str(caught.value)
+    assert not more or more["connection.string"] not in repr(config)
+
+
+def test_the_address_of_an_abfss_uri() -> None:
+    """Spark's form names the container and the account; blobs are under the account's blob endpoint."""
+    uri = "abfss://c123@acc1.dfs.core.windows.net/a/b"
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri})
+    blobs = open_raw_blob_store(config, SystemClock())
+    assert isinstance(blobs, AzureBlobStore)
+    assert blobs._url(blobs._key("x")) == "https://acc1.blob.core.windows.net/c123/a/b/x"
+    blobs.close()

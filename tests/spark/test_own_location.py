@@ -1,0 +1,156 @@
+"""Queries without the option ``checkpointLocation``: each start has a location of its own, which nobody keeps."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from spark_integration import RunningQuery, StatefulQuery, location
+from statemgr.errors import InvalidError
+from tests.spark.conftest import OUTPUT, Pipeline, count
+
+MakePipeline = Callable[..., Pipeline]
+
+#: A process that has a location, says so, and waits for SIGKILL.
+KILLED = """
+import sys
+from pathlib import Path
+from spark_integration import location
+from statemgr import JobConfig, StateManager
+location._MEMORY = Path(sys.argv[1])
+config = JobConfig.from_mapping({"job.name": "killed", "kafka.bootstrap.servers": "127.0.0.1:1"})
+own = StateManager(config).scratch(*location.own_locations())
+(own() / "location" / "offsets").mkdir(parents=True)
+print(own(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file system in memory. Its only directory has the locations of this test."""
+    directory = tmp_path / "in memory"
+    directory.mkdir()
+    monkeypatch.setattr(location, "_MEMORY", directory)
+    return directory
+
+
+def without(job: Pipeline, per_batch: int = 1_000_000) -> StatefulQuery:
+    """Return a query without a location that waits for more input."""
+    rows = StatefulQuery(job.config).input(lambda offsets: job.rows(offsets, per_batch)).key_by("key")
+    return rows.process(count, OUTPUT).output(job.outputs.write)
+
+
+def locations(memory: Path) -> list[Path]:
+    """Return the locations that exist."""
+    return sorted(memory.glob("statemgr-*/locations/*/location"))
+
+
+def ended(query: RunningQuery) -> None:
+    """Wait until everything is processed, and stop."""
+    query.processAllAvailable()
+    query.stop()
+
+
+def test_each_start_has_a_location_of_its_own(pipeline: MakePipeline, memory: Path) -> None:
+    """Two queries at once, a restart, and a topic that grew: every row counts once, and no location stays."""
+    jobs = [pipeline(tasks=1, partitions=1, backup=["blob-store"], job__id=str(number)) for number in range(2)]
+    for _ in range(2):
+        running = []
+        for job in jobs:
+            job.produce(60)
+            running.append(without(job, 30).start())
+        for query in running:
+            query.processAllAvailable()
+        assert len(locations(memory)) == 2
+        for found in locations(memory):
+            assert (found / "commits" / "0").is_file()
+            assert list(found.rglob("*.crc")) == [], "each costs a process"
+        for query in running:
+            query.stop()
+        assert locations(memory) == []
+    for job in jobs:
+        assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+    grown = jobs[0]
+    admin = AdminClient({"bootstrap.servers": grown.kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(grown.topic, 2)])[grown.topic].result(timeout=30)
+    grown.produce(30, partition=1)
+    ended(without(grown).start())
+    assert grown.state("blob-store") == grown.outputs.counts() == grown.produced
+
+
+def test_what_a_killed_driver_leaves(pipeline: MakePipeline, memory: Path) -> None:
+    """The location of a driver that was killed is removed by the next start. Those of living ones stay."""
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", KILLED, str(memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        left = []
+        for driver in drivers:
+            assert driver.stdout is not None
+            left.append(Path(driver.stdout.readline().decode().strip()) / "location")
+        drivers[0].kill()
+        assert drivers[0].wait(30) == -signal.SIGKILL
+        assert locations(memory) == sorted(left)
+        job = pipeline(tasks=1, backup=["blob-store"])
+        job.produce(30)
+        running = without(job).start()
+        running.processAllAvailable()
+        found = locations(memory)
+        assert left[0] not in found
+        assert left[1] in found
+        assert len(found) == 2
+        running.stop()
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.communicate()
+
+
+def test_a_location_that_vanishes(pipeline: MakePipeline, memory: Path) -> None:
+    """The query ends with an error before it publishes another batch, and the next start counts every row once."""
+    job = pipeline(tasks=1, backup=["blob-store"])
+    job.produce(30)
+    running = without(job).start()
+    running.processAllAvailable()
+    shutil.rmtree(memory / next(memory.iterdir()))
+    job.produce(30)
+    with pytest.raises(Exception, match=r"location|No such file|does not exist|FileNotFound"):
+        running.awaitTermination(120)
+    running.stop()
+
+    ended(without(job).start())
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+def test_inputs_that_need_a_kept_location(pipeline: MakePipeline, memory: Path) -> None:
+    """A DataFrame is refused by ``start``, and a source other than Kafka by the first batch, before it publishes."""
+    job = pipeline(tasks=1)
+    job.produce(5)
+    with pytest.raises(InvalidError, match="the input is a DataFrame"):
+        without(job).input(job.rows("earliest")).start()
+
+    def rate(offsets: str) -> object:
+        return (
+            job.spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 5)
+            .load()
+            .selectExpr("cast(cast(value as string) as binary) key")
+        )
+
+    with_rate = without(job).input(rate).start()
+    with pytest.raises(InvalidError, match="other than Kafka"):
+        with_rate.processAllAvailable()
+    with_rate.stop()
+    assert job.contents() == {"Partition 0": {}}
+    assert locations(memory) == []
