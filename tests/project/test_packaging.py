@@ -132,7 +132,8 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     assert (metadata["Name"], metadata["License-Expression"]) == ("statemgr", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
     extras = {
-        "spark", "s3", "gcs", "azure", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench", "test",
+        "spark", "s3", "gcs", "azure", "otel", "schema-registry", "transactions", "demo", "dev", "docs", "bench",
+        "test",
     }  # fmt: skip
     assert set(metadata.get_all("Provides-Extra")) == extras
     addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
