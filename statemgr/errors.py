@@ -5,9 +5,10 @@
     StatemgrError
     ├── RetryableError          try again later: nothing was changed
     │   ├── UnavailableError    a broker or a blob store was not reached within its deadline
+    │   │   └── StateUnreachable    a part of an open store is still in the blob store, and cannot be fetched
     │   └── LocalStateLost      an open store's files are damaged or gone: open the task again, it is restored
     ├── FencedError             another owner took over: stop, do not retry
-    ├── OutcomeUnknownError     it may or may not have happened: settle it before you continue
+    ├── OutcomeUnknownError     it may have happened: the next commit or opening settles it
     ├── CorruptError            bytes are not what was written: use another copy
     │   ├── CorruptBlob
     │   ├── CorruptFile         a local file: the local copy is a cache, and is restored

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import click
@@ -23,7 +23,10 @@ _ID = "1700000000000-123456"
 _PLACEHOLDERS = {"ID": _ID, "BEFORE": _ID, "AFTER": _ID, "M": "2", "N": "1", "COMMAND": "top"}
 _OPERATORS = {"&&", "||", ";", "|", "&"}
 #: Programs of the machine. Their arguments are not checked.
-_OTHERS = {"cd", "curl", "export", "git", "grep", "jq", "kcat", "kill", "mkdir", "rm", "sleep", "tail"}
+_OTHERS = {
+    "cd", "curl", "export", "git", "grep", "jq", "kcat", "kill", "mkdir", "rm", "sleep", "spark-submit", "tail",
+    "venv-pack",
+}  # fmt: skip
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -59,6 +62,8 @@ def problem(words: list[str], *, whole: bool = True) -> str | None:
     if name.startswith(".venv/bin/"):
         exists = (Path(sys.executable).parent / Path(name).name).exists()
         return None if exists else f"the virtual environment has no {Path(name).name}"
+    if "/bin/" in name:  # of an environment that the page makes
+        return problem([Path(name).name, *words], whole=whole)
     if name not in _PROGRAMS:
         return f"no test checks the program {name!r}: add it to tests/docs/commands.py"
     return _PROGRAMS[name](words, whole)
@@ -131,17 +136,30 @@ def _pytest(words: list[str], whole: bool) -> str | None:
 
 
 def _docker(words: list[str], whole: bool) -> str | None:
+    if words[:1] == ["build"]:
+        return _given_files(words)
     composed = words[:1] == ["compose"] and (ROOT / "docker-compose.yml").exists()
-    return None if composed else "only `docker compose` is known"
+    return None if composed else "only `docker build` and `docker compose` are known"
+
+
+def _kubectl(words: list[str], whole: bool) -> str | None:
+    return _given_files(words)
+
+
+def _given_files(words: list[str]) -> str | None:
+    """Check the files after ``-f``."""
+    return _files([file for option, file in pairwise(words) if option == "-f"])
 
 
 _PROGRAMS: dict[str, Callable[[list[str], bool], str | None]] = {
     "statemgr": _statemgr,
     "make": _make,
     "python": _python,
+    "python3": _python,
     "pip": _pip,
     "pytest": _pytest,
     "docker": _docker,
+    "kubectl": _kubectl,
 }
 #: The programs that the tests check, in blocks and in sentences.
 CHECKED = tuple(_PROGRAMS)
