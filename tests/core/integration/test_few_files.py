@@ -72,7 +72,7 @@ def test_tasks_without_descriptors(kafka: KafkaServer, tmp_path: Path, kind: str
     """FAULT 24: with too few descriptors, restores and commits fail with retryable errors, and the next ones
     succeed."""
     mapping = mapping_of(kafka, tmp_path, backup=DUAL, kind=kind)
-    found = run("tasks", mapping, tmp_path / "work", counts=[8, 18, 22, 30])
+    found = run("tasks", mapping, tmp_path / "work", counts=[8, 18, 20, 22, 30])
     for one in found:
         assert not one["kinds"] or "RetryableError" in one["kinds"], one
     assert any("ulimit -n" in one["text"] for one in found)
