@@ -16,7 +16,7 @@ from statemgr_tools.bench import registry
 from statemgr_tools.bench.result import Line, alone
 from statemgr_tools.bench.session import Session
 
-_FIELDS = {"case", "value", "unit", "reference", "reference_value", "ratio", "target", "reached"}
+_FIELDS = {"case", "value", "unit", "reference", "reference_value", "ratio", "spread", "target", "reached"}
 
 
 @pytest.mark.long
