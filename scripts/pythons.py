@@ -19,11 +19,8 @@ ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: What depends on Python or on a compiled package: threads, RocksDB, Kafka's client, codecs, and jobs in memory.
 _QUICK = [
-    *(
-        f"tests/core/unit/test_{name}.py"
-        for name in ("codec", "config", "job_tester", "kafka_clients", "local_rocksdb")
-    ),
-    *(f"tests/core/unit/test_{name}.py" for name in ("many_tasks", "open_tasks", "s3_reading", "serdes", "worker")),
+    *(f"tests/core/unit/test_{name}.py" for name in ("blob_reading", "codec", "config", "job_tester", "kafka_clients")),
+    *(f"tests/core/unit/test_{name}.py" for name in ("local_rocksdb", "many_tasks", "open_tasks", "serdes", "worker")),
     "tests/tools/test_demo_tiny.py",
 ]
 _ALL = [
