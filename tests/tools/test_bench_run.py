@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from statemgr.cli.main import cli
-from statemgr_tools.bench import registry
+from statemgr_tools.bench import registry, sweeps
 from statemgr_tools.bench.result import Line, alone
 from statemgr_tools.bench.session import Session
 
@@ -53,6 +53,7 @@ def test_an_interrupt_loses_only_the_case_in_progress(
         return registry.Case(name, measure, True)
 
     names = ["restore-file", "store-calls", "commit-idle"]
+    assert sweeps.KINDS  # it loads modules of cases, which must be in the real table
     monkeypatch.setattr(registry, "TABLE", dict.fromkeys(names, ("", True)))
     monkeypatch.setattr(registry, "find", find)
     command = ["bench", "--size", "small", "--work", str(tmp_path), *options]
