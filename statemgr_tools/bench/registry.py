@@ -51,6 +51,8 @@ TABLE = {
     "spark-affinity": ("spark", False),
     "spark-many": ("spark", False),
 }
+#: Case → names of lines that it measures besides its own.
+_MORE = {"first-answer": ("get-by-need", "time-to-whole")}
 _measures: dict[str, Measure] = {}
 
 
@@ -61,6 +63,11 @@ class Case:
     name: str
     measure: Measure
     must: bool
+
+
+def line_names() -> list[str]:
+    """Return the names of all lines of the table, in their order."""
+    return [line for name in TABLE for line in (name, *_MORE.get(name, ()))]
 
 
 def case(name: str) -> Callable[[Measure], Measure]:

@@ -133,7 +133,7 @@ def command(
         messages().print(render.summary(lines, must), markup=False)
     if markdown is not None:
         whole = len(names) == len(registry.TABLE)
-        page = render.with_table(markdown.read_text(), lines, rounds, list(registry.TABLE), whole=whole)
+        page = render.with_table(markdown.read_text(), lines, rounds, registry.line_names(), whole=whole)
         markdown.write_text(page)
     if failed or (session.full and set(render.missed_cases(lines)).intersection(must)):
         raise SystemExit(1)

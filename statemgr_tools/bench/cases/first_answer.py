@@ -67,7 +67,7 @@ def first_answer(session: Session) -> Iterator[Line]:
     yield compared("time-to-whole", ours.median("complete"), until, "the whole restore", whole, target)
     yield compared("time-to-whole", fast.median("complete"), f"{until}, {_BEHIND}", "the whole restore", fast_whole)
     yield alone(
-        "peak-memory", ours.median("peak") / 1e6, "MB", f"{large.state} by need, until all of it is here",
+        "first-answer", ours.median("peak") / 1e6, "MB of memory at most", f"{large.state}, until all of it is here",
         Target("at most", 256, "value"),
     )  # fmt: skip
 
