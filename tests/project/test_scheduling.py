@@ -18,7 +18,7 @@ def pytest_xdist_make_scheduler(config, log):
 """
 
 _TESTS = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 import pytest
 
@@ -27,6 +27,7 @@ import pytest
 def test_group(number):
     if number == {dies} and not Path("died").exists():
         Path("died").touch()
+        time.sleep(0.5)  # the worker tells how often a test may run, and waits for no answer
         os.kill(os.getpid(), signal.SIGSEGV)
 
 @pytest.mark.parametrize("number", range(12))

@@ -372,6 +372,8 @@ def test_an_index_of_samza() -> None:
         ({"blobs": [{"blob-id": "a", "offset": 1}]}, "do not make up"),
         ({"blobs": [{"blob-id": "a", "offset": 0}, {"blob-id": "b", "offset": 0}]}, "do not make up"),
         ({"file-metadata": None}, "another format"),
+        ({"blobs": [{"blob-id": "a", "offset": float("inf")}]}, "another format"),
+        ({"checksum": float("inf")}, "another format"),
         ({"file-name": "000008.sst"}, "has no file CURRENT"),
         ({"options": "000007.log"}, "has no OPTIONS file"),
         ({"options": "current"}, "appears twice"),

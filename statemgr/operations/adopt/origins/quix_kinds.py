@@ -127,7 +127,7 @@ class _Decoder:
             if processed is None:
                 return True
             return all(int(last) < self._committed.get(topic, 0) for topic, last in processed.items())
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, OverflowError, TypeError, AttributeError):
             raise InvalidError(f"the header {_PROCESSED} is not a JSON object of offsets", offset=offset) from None
 
 

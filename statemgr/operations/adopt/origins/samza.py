@@ -99,7 +99,7 @@ class Samza:
                 read = _read(record)
             except StatemgrError as error:
                 raise error.with_where(offset=record.offset) from None
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
                 raise CorruptRecord("the record is not a checkpoint of Samza", offset=record.offset) from None
             if read is not None:
                 newest.setdefault(read.task, {})[read.version] = read

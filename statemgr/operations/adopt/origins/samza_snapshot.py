@@ -99,7 +99,7 @@ def decode_snapshot(data: bytes, blob_id: str, *, task: int, store: str) -> OldS
         if len(directory["files-present"]) > MAX_FILES:
             raise refuse(f"more than {MAX_FILES} files")
         files = tuple(_file(file) for file in directory["files-present"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         raise refuse("it is damaged, or in another format") from None
     names: set[str] = set()
     for file in files:
