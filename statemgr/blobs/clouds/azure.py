@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,9 @@ from email.utils import parsedate_to_datetime
 from typing import IO, Any, ClassVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from statemgr.blobs.body import CHUNK
 from statemgr.blobs.clouds.azure_credentials import KEYS_HINT, SharedKey, Signature, Token, connection, secrets_of
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, batch, batch_answers
-from statemgr.blobs.clouds.store import PIECE, CloudBlobStore
+from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces
 from statemgr.blobs.connections import hide
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
@@ -88,11 +88,8 @@ class AzureBlobStore(CloudBlobStore):
 
     # --- writing ---
 
-    def _digest(self, stream: IO[bytes]) -> str:
-        digest = hashlib.md5(usedforsecurity=False)
-        while data := stream.read(CHUNK):
-            digest.update(data)
-        return base64.b64encode(digest.digest()).decode()
+    def _checksum(self) -> Checksum:
+        return hashlib.md5(usedforsecurity=False)
 
     def _send(self, key: str, stream: IO[bytes], size: int, digest: str, ttl_days: int | None, blob_id: str) -> None:
         headers = {"x-ms-blob-type": "BlockBlob", "Content-Type": "application/octet-stream", "Content-MD5": digest}
@@ -101,16 +98,12 @@ class AzureBlobStore(CloudBlobStore):
     def _send_pieces(self, key: str, stream: IO[bytes], size: int, digest: str, ttl_days: int | None) -> None:
         blob = key.removeprefix(self._prefix)
         upload, names = unique_name(), list[str]()
-        stream.seek(0)
-        for sent in range(0, size, PIECE):
+        for number, data in enumerate(pieces(stream, size)):
             # of its own names, so that two writers of a blob do not mix their pieces
-            name = base64.b64encode(f"{upload}-{sent // PIECE:06}".encode()).decode()
-            data = bytearray()
-            while len(data) < min(PIECE, size - sent) and (more := stream.read(min(PIECE, size - sent) - len(data))):
-                data += more
-            checked = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+            name = base64.b64encode(f"{upload}-{number:06}".encode()).decode()
+            checked = self._digest(io.BytesIO(data))
             url = f"{self._url(key)}?{urlencode({'comp': 'block', 'blockid': name})}"
-            self._http.ask("PUT", url, {"Content-MD5": checked}, bytes(data), what="put", accept=(201,), blob=blob)
+            self._http.ask("PUT", url, {"Content-MD5": checked}, data, what="put", accept=(201,), blob=blob)
             names.append(name)
         listed = "".join(f"<Uncommitted>{name}</Uncommitted>" for name in names)
         body = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{listed}</BlockList>'.encode()

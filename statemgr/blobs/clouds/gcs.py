@@ -11,7 +11,6 @@ Sources: Cloud Storage's documentation of its JSON API, "Object metadata: Custom
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -28,9 +27,8 @@ import google.auth.exceptions
 import google.auth.transport.urllib3
 import google_crc32c
 
-from statemgr.blobs.body import CHUNK
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, batch, batch_answers
-from statemgr.blobs.clouds.store import PIECE, CloudBlobStore, quoted
+from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -78,11 +76,9 @@ class GcsBlobStore(CloudBlobStore):
 
     # --- writing ---
 
-    def _digest(self, stream: IO[bytes]) -> str:
-        checksum = google_crc32c.Checksum()
-        while data := stream.read(CHUNK):
-            checksum.update(data)
-        return base64.b64encode(checksum.digest()).decode()
+    def _checksum(self) -> Checksum:
+        checksum: Checksum = google_crc32c.Checksum()
+        return checksum
 
     def _send(self, key: str, stream: IO[bytes], size: int, digest: str, ttl_days: int | None, blob_id: str) -> None:
         boundary = unique_name()
@@ -111,10 +107,8 @@ class GcsBlobStore(CloudBlobStore):
         if session is None:
             raise InvalidError("this GCS server does not begin uploads in pieces", bucket=self._bucket, blob=blob)
         url = f"{self._upload_url('resumable', key)}&upload_id={session[1]}"
-        stream.seek(0)
         sent = 0
-        while sent < size:
-            data = _read_whole(stream, min(PIECE, size - sent))
+        for data in pieces(stream, size):
             headers = {"Content-Range": f"bytes {sent}-{sent + len(data) - 1}/{size}"}
             self._http.ask("PUT", url, headers, data, what="put", accept=(200, 201, 308), blob=blob)
             sent += len(data)
@@ -355,13 +349,6 @@ def _covers(rule: Any, prefix: str) -> bool:
 
 def _epoch_ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
-
-
-def _read_whole(stream: IO[bytes], size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size and (more := stream.read(size - len(data))):
-        data += more
-    return bytes(data)
 
 
 def open_store(uri: str, config: JobConfig, clock: Clock) -> GcsBlobStore:

@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, ClassVar
+from typing import IO, ClassVar, Protocol
 from urllib.parse import quote
 
-from statemgr.blobs.body import BytesReader, body_size, open_body
+from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.clouds.http import Answer, Damaged, Http
 from statemgr.blobs.names import check_blob_id, delete_each, unique_name
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
@@ -24,6 +25,14 @@ from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, Body, Unfi
 
 #: Bytes of the largest body that is sent with one request, and of the pieces of larger ones.
 WHOLE, PIECE = 128 * 1024 * 1024, 32 * 1024 * 1024
+
+
+class Checksum(Protocol):
+    """As those of ``hashlib``."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
 
 
 class CloudBlobStore(ABC):
@@ -57,8 +66,8 @@ class CloudBlobStore(ABC):
         """The URL of a blob's bytes."""
 
     @abstractmethod
-    def _digest(self, stream: IO[bytes]) -> str:
-        """The checksum of a body, as the service takes it."""
+    def _checksum(self) -> Checksum:
+        """A new checksum of the kind that the service compares."""
 
     @abstractmethod
     def _send(self, key: str, stream: IO[bytes], size: int, digest: str, ttl_days: int | None, blob_id: str) -> None:
@@ -119,6 +128,13 @@ class CloudBlobStore(ABC):
                 self._send_pieces(key, stream, size, digest, ttl_days)
             else:
                 self._send(key, stream, size, digest, ttl_days, blob_id)
+
+    def _digest(self, stream: IO[bytes]) -> str:
+        """The checksum of a body, as the service takes it."""
+        checksum = self._checksum()
+        while data := stream.read(CHUNK):
+            checksum.update(data)
+        return base64.b64encode(checksum.digest()).decode()
 
     def _refuses_wrong_checksum(self) -> bool:
         key = self.probe_key()
@@ -209,6 +225,16 @@ class CloudBlobStore(ABC):
 
     def close(self) -> None:
         self._http.close()
+
+
+def pieces(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """The pieces of a body, from its beginning."""
+    stream.seek(0)
+    for begin in range(0, size, PIECE):
+        wanted, data = min(PIECE, size - begin), bytearray()
+        while len(data) < wanted and (more := stream.read(wanted - len(data))):
+            data += more
+        yield bytes(data)
 
 
 def quoted(key: str) -> str:
