@@ -118,8 +118,8 @@ class OpenStore:
             except BaseException:
                 self.directories.discard(self.live)
                 raise
-        #: Called before the store is closed.
-        #: Ends the fetching of the rest. Returns: whether nothing writes to the files any more.
+        #: Called before the store is closed: ends the fetching of the rest. Returns: whether nothing writes to the
+        #: files any more.
         self.stop_fetching: Callable[[], bool] = lambda: True
         self.state_id = state_id
         self.directory_needed = False
