@@ -17,6 +17,7 @@ import pytest
 from botocore.loaders import create_loader
 
 from statemgr.errors import PrerequisiteMissing
+from statemgr.testing.memory_servers import MemoryServers
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
 from tests.scheduling import OutlivingScheduling
@@ -190,3 +191,12 @@ def _no_ambient_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(name="servers")
+def memory_servers(request: pytest.FixtureRequest) -> Iterator[MemoryServers]:
+    """Servers in memory, of the job ``CONFIG`` of the test's file."""
+    made = MemoryServers(request.module.CONFIG)
+    made.open()
+    yield made
+    made.close()

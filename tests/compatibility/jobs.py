@@ -20,16 +20,15 @@ from statemgr.model.checkpoint import Checkpoint, MicroBatch
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.operations.materialize.materialize import materialize_store
 from statemgr.operations.rescale.plan import plan_rescale
-from statemgr.operations.rescale.rescale import rescale
+from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.operations.rollback.owner import keep
 from statemgr.operations.topics.permits import PermitTopic
 from statemgr.ports import no_progress
-from statemgr.services import Services
+from statemgr.services import Services, submit_here
 from statemgr.stores.store import Store
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK
 from tests.compatibility.corpus import Truth, save
-from tests.compatibility.inline import workers
 
 CHANGELOG, BLOBS = "kafka-changelog", "blob-store"
 _BASE: dict[str, object] = {
@@ -155,7 +154,8 @@ def rescaled(writer: Writer) -> None:
 
     def split(services: Services, log: CheckpointTopic) -> None:
         writer.config = plan_rescale(services.config, log.read(), 2, None).new_config
-        rescale(services, log, 2, workers(writer.servers, services.config), no_progress, chosen="murmur2")
+        workers = Workers(submit_here(services), 1, writer.servers.services)
+        rescale(services, log, 2, workers, no_progress, chosen="murmur2")
 
     _with_topic(writer, split)
     parts: list[dict[bytes, bytes]] = []

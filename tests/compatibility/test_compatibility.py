@@ -21,9 +21,9 @@ from statemgr.operations.rescale.undo import undo
 from statemgr.operations.rollback.owner import Goal, roll_back
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
+from statemgr.services import submit_here
 from statemgr.testing.memory_servers import MemoryServers
 from tests.compatibility.corpus import DIRECTORY, Truth, loaded
-from tests.compatibility.inline import workers
 from tests.compatibility.jobs import BLOBS, CHANGELOG, JOBS
 from tests.compatibility.records import READERS, plain, read_records
 
@@ -126,7 +126,7 @@ def test_backends_and_blobs_are_verified(written: Written) -> None:
             assert found.read > 0
             assert (found.damaged, found.expiring, found.lost) == ([], [], [])
         if len(_backends(servers)) > 1:
-            verifier = Verifier(services, workers(servers, config).submit, no_progress, processes=1, differences=3)
+            verifier = Verifier(services, submit_here(services), no_progress, processes=1, differences=3)
             for record in log.read().values():
                 for store in record.current.stores:
                     wanted = StoreToVerify(record, record.current, store, (BLOBS, CHANGELOG))

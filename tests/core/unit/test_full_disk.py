@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -30,16 +30,13 @@ CONFIG: dict[str, object] = {
 
 
 @pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task with one commit."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    with made.manager(made.on_disk(made.config, "owner"), "kafka-partition") as manager:
+def published(servers: MemoryServers) -> MemoryServers:
+    """The servers, after one commit of the task."""
+    with servers.manager(servers.on_disk(servers.config, "owner"), "kafka-partition") as manager:
         task = manager.open_task(TASK)
         task.store("totals").put(b"key", b"value")
         task.commit({"orders-0": 1})
-    yield made
-    made.close()
+    return servers
 
 
 def restore(servers: MemoryServers, config: JobConfig, directory: Path) -> None:
@@ -58,7 +55,7 @@ def verify(servers: MemoryServers, config: JobConfig, _: Path) -> None:
 
 @pytest.mark.parametrize("use", [restore, verify])
 def test_there_is_no_place_for_a_directory(
-    servers: MemoryServers,
+    published: MemoryServers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     use: Callable[[MemoryServers, JobConfig, Path], None],
@@ -74,11 +71,11 @@ def test_there_is_no_place_for_a_directory(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             mkdir(path, *more)  # type: ignore[arg-type]
 
-        config = servers.on_disk(servers.config, f"{use.__name__}-{number}")
+        config = published.on_disk(published.config, f"{use.__name__}-{number}")
         with monkeypatch.context() as patch:
             patch.setattr(os, "mkdir", full)
             try:
-                use(servers, config, tmp_path / f"{number}")
+                use(published, config, tmp_path / f"{number}")
             except DiskFull:
                 continue
             assert len(made) <= number, f"{made[number]} was not made, and nobody was told"

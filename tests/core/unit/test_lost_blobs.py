@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from statemgr import JobConfig
@@ -22,15 +20,6 @@ CONFIG: dict[str, object] = {
     "task.commit.snapshot.interval": ["1 commit"],
     "stores.totals.value.serde": "bytes",
 }
-
-
-@pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
 
 
 def delete_new(config: JobConfig) -> None:

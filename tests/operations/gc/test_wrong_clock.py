@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -25,15 +24,6 @@ CONFIG: dict[str, object] = {
     "task.backup.factories": ["blob-store"],
     "stores.totals.value.serde": "bytes",
 }
-
-
-@pytest.fixture
-def servers() -> Iterator[MemoryServers]:
-    """Servers of a job of one task."""
-    made = MemoryServers(CONFIG)
-    made.open()
-    yield made
-    made.close()
 
 
 class Collection:
