@@ -14,8 +14,7 @@ from statemgr.engine import Epoch
 from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.input_lag import InputLag, Reached
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.engine.open_tasks import Assignment
-from statemgr.engine.opening import TaskOpener
+from statemgr.engine.opening import Assignment, TaskOpener
 from statemgr.engine.task import Task
 from statemgr.engine.upkeep_thread import UpkeepThread
 from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrError

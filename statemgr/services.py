@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -79,7 +80,7 @@ class Services:
             if isinstance(manager, SegmentBackupManager) and manager.needs_changes:
                 yield factory, manager
 
-    @property
+    @cached_property
     def durable(self) -> Mapping[str, bool]:
         """Store → whether it is backed up at all."""
         return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}

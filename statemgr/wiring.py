@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -17,16 +17,13 @@ from typing import Any, TypeVar
 
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig, StoreConfig
-from statemgr.config.factories import BUILT_IN, backend_classes
-from statemgr.config.plug_ins import plugged
+from statemgr.config.factories import BUILT_IN, backend_classes, plugged
 from statemgr.errors import ConfigError, PrerequisiteMissing
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local import open_store, private_directories, use_memory
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local import durable, open_store, use_memory
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.executors import Threads
-from statemgr.local.process import this_process
+from statemgr.local.machine import SystemClock, Threads, system_ids, this_process
 from statemgr.local.shared_directories import Scratch
 from statemgr.model.blob_counts import counts_of
 from statemgr.os_errors import translated
@@ -141,7 +138,7 @@ class _Wiring:
         self._to_close: list[Callable[[], None]] = []
         self._backends: list[StateBackend] = []
         with translated("cannot use state.dir", config.state_dir):
-            job = private_directories.check(config.state_dir, config.job_name, config.job_id)
+            job = durable.check_private(config.state_dir, config.job_name, config.job_id)
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
         self.services = Services(
             config=config,
@@ -151,10 +148,11 @@ class _Wiring:
             owner=this_process() if config.owner_published else None,
             scratch=self._scratch,
             blobs=self._blobs,
-            transfer=self._transfer,
-            changelog=self._changelog,
-            backup_manager=self._backup_manager,
-            restore_manager=self._restore_manager,
+            # each commit asks for these
+            transfer=cache(self._transfer),
+            changelog=cache(self._changelog),
+            backup_manager=cache(self._backup_manager),
+            restore_manager=cache(self._restore_manager),
             task_directory=self._task_directory,
             directories=self._directories,
             open_store=_open_store,
@@ -224,9 +222,8 @@ class _Wiring:
 
     def _task_directory(self, task: str) -> Path:
         """Raises: InvalidError when a link stands on the way to it."""
-        return private_directories.check(
-            self._config.state_dir, self._config.job_name, self._config.job_id, task_path(task)
-        )
+        config = self._config
+        return durable.check_private(config.state_dir, config.job_name, config.job_id, task_path(task))
 
     def _directories(self, task: str, store: str) -> LocalDirectories:
         def make() -> StoreDirectories:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statemgr.backends.blobs.backend import BlobStoreBackend
 from statemgr.config import JobConfig
 from statemgr.ids import IdSource
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import decode_chain, decode_index, encode_chain

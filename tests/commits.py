@@ -19,7 +19,7 @@ from statemgr.engine import (
 from statemgr.engine.task import Task
 from statemgr.errors import UnavailableError
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.phases import Phase, observed

@@ -17,7 +17,7 @@ from typing import Any
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.errors import StatemgrError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import FileSlice
 from tests.commits import TASK, write

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from tests.servers import KafkaServer
 

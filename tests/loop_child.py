@@ -25,7 +25,7 @@ from confluent_kafka import Message
 from statemgr import JobConfig, StateManager, StatemgrError, Task, wiring
 from statemgr.ids import IdSource
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.phases import Phase, add_observer
 from statemgr.ports import ChangelogBatch
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.jobs.offers import Offer, OfferKey
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server

@@ -13,7 +13,7 @@ import click
 
 from statemgr import errors
 from statemgr.cli.main import _built_in, cli
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

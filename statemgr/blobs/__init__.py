@@ -11,8 +11,7 @@ from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import JobConfig, blob_store_of
-from statemgr.config.factories import BLOB_EXTRAS
-from statemgr.config.plug_ins import plugged
+from statemgr.config.factories import BLOB_EXTRAS, plugged
 from statemgr.errors import ConfigError
 from statemgr.model.blob_counts import counts_of
 from statemgr.ports import BlobStore, Clock, OpenBlobStore

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from statemgr.config.secrets import MASK, without
+from statemgr.config.loading import MASK, without
 from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
 from statemgr.logs import RateLimit
 from statemgr.os_errors import Fault, limit_behind, translate

@@ -10,7 +10,7 @@ import click
 from statemgr.config import JobConfig
 from statemgr.config.job import CLIENT_KINDS
 from statemgr.config.keys import KEYS
-from statemgr.config.secrets import masked
+from statemgr.config.loading import masked
 from statemgr.errors import InvalidError
 from statemgr.terminal.files import write_file
 from statemgr.terminal.options import DEFAULT_FILE, Call, job_options, json_option

@@ -184,7 +184,7 @@ def _without_values(message: str, arguments: Sequence[str], near: Iterable[str])
 
     Names of options, numbers, and words that are nearly a command, or nearly one of ``near``, stay.
     """
-    from statemgr.config.secrets import MASK  # `--help` needs no configuration
+    from statemgr.config.loading import MASK  # `--help` needs no configuration
 
     known = {*_built_in(), *_others(), *near}
     for argument in sorted(set(arguments), key=len, reverse=True):
@@ -215,7 +215,7 @@ def _others() -> dict[str, str]:
 
 def _plugged_in(name: str, target: str) -> click.Command:
     """The command of another package. Raises: ConfigError if it cannot be loaded, or is none."""
-    from statemgr.config.plug_ins import plugged  # `--help` alone needs no configuration
+    from statemgr.config.factories import plugged  # `--help` alone needs no configuration
 
     module, _, attribute = target.partition(":")
     try:

@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from statemgr.config.contradictions import check_job
 from statemgr.config.keys import lookup
-from statemgr.config.loading import load_values, our_key, parse_resolved, read_toml
+from statemgr.config.loading import (
+    has_reference,
+    hidden_texts,
+    load_values,
+    masked,
+    our_key,
+    parse_resolved,
+    read_toml,
+    resolve,
+    without,
+)
 from statemgr.config.policies import RetryPolicy, SnapshotInterval
-from statemgr.config.secrets import has_reference, hidden_texts, masked, resolve, without
 from statemgr.config.store import StoreConfig, schemas_of, store_from_values
 from statemgr.config.values import Value
 from statemgr.errors import ConfigError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from statemgr.config.keys import lookup, rocksdb_defaults
-from statemgr.config.loading import parse_resolved
-from statemgr.config.secrets import has_reference, resolve
+from statemgr.config.loading import has_reference, parse_resolved, resolve
 from statemgr.config.values import Value
 from statemgr.ids import topic_name
 
@@ -43,7 +43,7 @@ class StoreConfig:
         """Whether any backend backs it up."""
         return bool(self.backup_factories)
 
-    @property
+    @cached_property
     def serdes(self) -> tuple[str, str]:
         """The labels of its configured serdes, as a checkpoint records them."""
         return self.key_serde, self.value_label(self.value_serde)

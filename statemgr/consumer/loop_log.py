@@ -17,8 +17,8 @@ from statemgr.errors import StatemgrError
 from statemgr.ids import task_name
 from statemgr.logs import Event, counted, flush_suppressed, ranges, tell
 from statemgr.services import Services
-from statemgr.telemetry.commit_log import INTERVAL_S, LONG_S, waits_for
 from statemgr.telemetry.metrics import Metrics
+from statemgr.telemetry.task_metrics import INTERVAL_S, LONG_S, waits_for
 
 log = logging.getLogger(__name__)
 

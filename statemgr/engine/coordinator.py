@@ -18,9 +18,9 @@ from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish
 from statemgr.flows.offers import Adoption
 from statemgr.flows.opening.open_job import JobTopics
-from statemgr.flows.opening.repair import Damage, find_damage
+from statemgr.flows.opening.repair import find_damage
 from statemgr.flows.owner import Owner
-from statemgr.flows.published import Published
+from statemgr.flows.published import Damage, Published
 from statemgr.flows.upkeep import Turn, look
 from statemgr.model.checkpoint import MicroBatch
 from statemgr.model.checkpoint_records import Inputs
@@ -159,7 +159,8 @@ class Coordinator:
     ) -> None:
         """Publish in one transaction. The caller then calls ``follow_up``; if the outcome is unknown, :meth:`settle`
         does."""
-        self._topics.check_safe()
+        if self._topics.unsafe is not None:
+            raise self._topics.unsafe.error()
         outstanding = {task: clean_up.outstanding for task, clean_up in self.clean_ups.items()}
         try:
             publish(self.owner, commits, batch=batch, inputs=inputs, outstanding=outstanding)

@@ -11,7 +11,7 @@ from statemgr.config import JobConfig, StoreConfig
 from statemgr.flows.committing.attempt_snapshots import AttemptSnapshots
 from statemgr.flows.committing.local_copies import Compactions, Sweep
 from statemgr.flows.worker import Worker
-from statemgr.local import open_store, private_directories
+from statemgr.local import durable, open_store
 from statemgr.ports import LocalStore
 from statemgr.services import Services
 from statemgr.wiring import open_services
@@ -32,7 +32,7 @@ class AttemptHost:
         self.attempts: set[str] = set()
         self.background = services.executors.worker("host", background=True)
         self.closing: Worker[None] = Worker(services, "closing", services.config.job_name, background=True)
-        job = private_directories.check(services.config.state_dir, services.config.job_name, services.config.job_id)
+        job = durable.check_private(services.config.state_dir, services.config.job_name, services.config.job_id)
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")
         self.sweep = Sweep(services, job / "swept")

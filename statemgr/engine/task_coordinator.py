@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from statemgr.engine.coordinator import Coordinator
-from statemgr.engine.output import Output
+from statemgr.engine.pending_commit import Output
 from statemgr.errors import FencedError, OutcomeUnknownError, StatemgrError
 from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
 from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
@@ -53,6 +53,7 @@ class TaskCoordinator(Coordinator):
         self._stores = stores
         self._refill = refill
         self._metrics = metrics
+        self._is_remembered = False
         self._clean_up = self.clean_ups[task]
         self.damage = self._clean_up.damage
         self.snapshots = BackgroundSnapshots(services, task, stores, metrics, self.damage.suspect)
@@ -103,8 +104,9 @@ class TaskCoordinator(Coordinator):
     def _tidy(self) -> None:
         """Tidy the local directories. They are a cache, so an error here does not fail a commit."""
         try:
-            if self.checkpoint is not None:
+            if self.checkpoint is not None and not self._is_remembered:
                 remember_published(self._services, self._task)
+                self._is_remembered = True
             for store in self._stores.values():
                 store.tidy()
         except (StatemgrError, OSError) as error:

@@ -17,7 +17,7 @@ offer says. The cleaner keeps them for ``delete.retention.ms``, and the offer ex
 Why garbage collection spares the blobs: an offer names only blobs that were younger than half the shortest grace period
 when it was written, so garbage collection that began earlier leaves them alone. A later run finds the offer, until a
 whole grace period after it has expired. An adoption begins before the expiry. It is published within half a grace
-period (:mod:`statemgr.flows.committing.grace_period`), or not at all.
+period (:mod:`statemgr.flows.committing.limits`), or not at all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import CorruptError, MissingError, StatemgrError
 from statemgr.flows.committing.commit import CommitBase
-from statemgr.flows.committing.grace_period import shortest_grace_ms
+from statemgr.flows.committing.limits import shortest_grace_ms
 from statemgr.flows.opening.repair import can_repair, carried_stores
 from statemgr.model.chain import ChainSnapshot
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord

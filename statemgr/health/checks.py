@@ -169,7 +169,7 @@ def check_brokers(report: Report, config: JobConfig) -> bool:
     """Topics, a real transaction, and the clock. Returns: whether a broker answered; the rest needs one."""
     from statemgr.kafka.temporary_topic import probe_transaction
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-    from statemgr.local.clock import SystemClock, system_ids
+    from statemgr.local.machine import SystemClock, system_ids
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
     reached = False
@@ -225,7 +225,7 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
     Returns: whether there are checkpoints.
     """
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     records: Mapping[str, CheckpointRecord] = {}
     with report.guarded("checkpoints"), closing(CheckpointTopic(config, SystemClock())) as log:
@@ -257,7 +257,7 @@ def check_layout(report: Report, config: JobConfig, records: Mapping[str, Checkp
 def _check_inputs(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
     """Each input topic exists and has one partition per task. A job that spreads keys itself may have any number."""
     from statemgr.kafka.input_topics import InputTopics
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
     from statemgr.model.keys.partitioners import is_by_input
 
     if not all(is_by_input(record.layout.partitioner) for record in records.values() if record.layout.tasks):
@@ -280,7 +280,7 @@ def _check_open(report: Report, config: JobConfig) -> None:
     """No transaction of other software holds up an input partition for long."""
     from statemgr.kafka.metadata import TopicMetadata
     from statemgr.kafka.transactions.held_up import LONG_MS, held_up
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     clock = SystemClock()
     with TopicMetadata(config, clock) as metadata:
@@ -299,7 +299,7 @@ def _check_open(report: Report, config: JobConfig) -> None:
 def _check_group(report: Report, config: JobConfig, group: str) -> None:
     """Whether these credentials may join a consumer group. Raises: AccessDenied, UnavailableError."""
     from statemgr.kafka.metadata import TopicMetadata
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     with TopicMetadata(config, SystemClock()) as metadata:
         missing = ", ".join(metadata.missing_group_rights(group))
@@ -317,7 +317,7 @@ def _check_group(report: Report, config: JobConfig, group: str) -> None:
 def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
     """Every kind of request that a job makes, once and without retries. ``fix`` installs the lifecycle rule."""
     from statemgr.blobs import open_raw_blob_store
-    from statemgr.local.clock import SystemClock, system_ids
+    from statemgr.local.machine import SystemClock, system_ids
 
     if config.get("blob.store.uri") is None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from statemgr.errors import InvalidError
 from statemgr.local import durable, trees
-from statemgr.local.clock import moment
 from statemgr.local.committed import IN_DOUBT, SUFFIX, CommittedDirectories, Manifest, RecordedFile, known_files
+from statemgr.local.machine import moment
 from statemgr.local.shared_directories import SharedRoot
 from statemgr.model.snapshot import name_problem
 from statemgr.os_errors import translated

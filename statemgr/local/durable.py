@@ -1,4 +1,4 @@
-"""Durable writes, hashing, copies and removals of local files. Never follows a symbolic link.
+"""Durable writes, hashing, copies and removals of local files, and private directories. Never follows a symbolic link.
 
 Touches only the paths that it is given. OSErrors pass through to the caller, who knows what they mean.
 """
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from statemgr.errors import InvalidError
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.os_errors import CANNOT_LINK, translated
 
@@ -190,3 +191,63 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         # another process removes it too
         shutil.rmtree(path, ignore_errors=True)
+
+
+_PRIVATE = 0o700
+
+
+def make_private(base: Path, *names: str) -> Path:
+    """Create ``base`` and the levels below it where they are missing. Returns: the last one.
+
+    Raises: InvalidError if a level is not a directory of this user; OSError.
+    """
+    if not names:
+        _make_parents(base)
+    path = base
+    for name in names:
+        path = path / name
+        try:
+            _check(path)  # almost all are there
+        except FileNotFoundError:
+            _make_parents(path)
+            _check(path)
+    return path
+
+
+def check_private(base: Path, *names: str) -> Path:
+    """The path of the last level. A missing level is no error.
+
+    Raises: InvalidError if a level is not a directory of this user; OSError.
+    """
+    path = base
+    for name in names:
+        path = path / name
+        with suppress(FileNotFoundError):
+            _check(path)
+    return path
+
+
+def _make_parents(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make_parents(path.parent)
+    with suppress(FileExistsError):
+        os.mkdir(path, _PRIVATE)
+
+
+def _check(path: Path) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise InvalidError(
+            "a local directory is something else",
+            hint="remove it; symbolic links below state.dir are never followed",
+            path=path,
+        )
+    user = os.geteuid()
+    if status.st_uid not in (user, 0) and user != 0:
+        raise InvalidError(
+            f"a local directory belongs to another user (ID {status.st_uid})",
+            hint="set state.dir to a directory of this user, or remove the other one",
+            path=path,
+        )

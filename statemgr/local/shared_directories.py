@@ -28,7 +28,7 @@ from pathlib import Path
 
 from statemgr.errors import UnavailableError
 from statemgr.ids import IdSource
-from statemgr.local import durable, private_directories
+from statemgr.local import durable
 from statemgr.local.transfer_files import disk_errors
 from statemgr.ports import Clock
 
@@ -186,7 +186,7 @@ class SharedRoot:
 
     def _exists(self) -> bool:
         """Raises: InvalidError if a level of the path is a link; OSError."""
-        return private_directories.check(self._base, *self._levels).is_dir()
+        return durable.check_private(self._base, *self._levels).is_dir()
 
     @contextmanager
     def _holding_lock(self) -> Iterator[None]:
@@ -194,9 +194,9 @@ class SharedRoot:
         another root, which is empty at first. Raises: InvalidError, OSError."""
         with ExitStack() as held:
             while True:
-                root = private_directories.make(self._base, *self._levels)
+                root = durable.make_private(self._base, *self._levels)
                 for part in self.parts:
-                    private_directories.make(root, part)
+                    durable.make_private(root, part)
                 try:
                     is_in_place = held.enter_context(exclusive(root / "lock", self._clock))
                 except UnavailableError as error:
@@ -219,7 +219,7 @@ class SharedRoot:
     def _remove_aside(self) -> None:
         """Remove the root aside when nobody uses it any more. The caller holds the lock."""
         aside = self._root / _ASIDE
-        if not private_directories.check(self._root, _ASIDE, "owners").is_dir():
+        if not durable.check_private(self._root, _ASIDE, "owners").is_dir():
             return
         with exclusive_if_free(aside / "lock") as is_free:
             if is_free and not any(is_alive(aside / "owners", token) for token in os.listdir(aside / "owners")):
@@ -265,7 +265,7 @@ class Scratch(SharedRoot):
         """Raises: DiskFull, InvalidError (a link in the path)."""
         with self._mutex, disk_errors(self._root):
             # local files are a cache: somebody may remove any of them while a process runs
-            if self._owner is not None and not private_directories.check(self._root, self._owner.token).is_dir():
+            if self._owner is not None and not durable.check_private(self._root, self._owner.token).is_dir():
                 self._owner = None
             if self._owner is None or not self._owner.gives_sign():
                 with self._holding_lock():

@@ -14,7 +14,7 @@ from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptFile, LocalStateLost, MissingFile, StatemgrError
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.commit import StoreSession
 from statemgr.model.record_size import PRODUCER_LIMIT
 from statemgr.model.segment import MAX_VALUE_SIZE

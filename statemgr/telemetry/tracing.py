@@ -67,8 +67,9 @@ class Tracing:
         span = self._tracer.start_span(_PREFIX + flow.name, attributes={"statemgr.job": self._job.partition("/")[0]})
         for key, value in _where(flow.subject).items():
             span.set_attribute(key, value)
-        with self._lock:
-            self._open[flow] = _Spans(self._api, self._tracer, span)
+        if span.is_recording():
+            with self._lock:
+                self._open[flow] = _Spans(self._api, self._tracer, span)
 
     def ended(self, flow: Flow, error: BaseException | None) -> None:
         """End the span of a flow and of its last phases."""
@@ -85,6 +86,8 @@ class Tracing:
         spans.root.end()
 
     def _phase(self, phase: Phase, subject: str) -> None:
+        if not self._open:
+            return  # nothing is recorded
         current = current_flow()
         with self._lock:
             spans = self._open.get(current) if current is not None else self._of_task(phase, subject)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 
 #: Real seconds after which a sleep looks whether the clock was moved, and of a wait after all work was given up.
 _LOOK_S = 0.02

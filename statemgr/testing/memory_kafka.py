@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaError, TopicPartition, Uuid
 
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import Clock
 from statemgr.testing.memory_log import Entry, Header, Log, Txn, failure
 from statemgr.testing.memory_topics import DEFAULTS, check_name, check_record, check_settings

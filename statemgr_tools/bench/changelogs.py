@@ -10,7 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.wiring import open_services
 from statemgr_tools.bench import records

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from statemgr.errors import StatemgrError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 
 #: Two hours, because Spark's processors with data frames need most of one.
 _DEADLINE_S = 7200

@@ -14,8 +14,8 @@ from statemgr.errors import MissingState
 from statemgr.ids import task_path
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
-from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 from statemgr_tools.bench.seed import SEED, STORE, TASK

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 
 #: The latency of a distant S3 server, in seconds.
 LATENCY_S = 0.024

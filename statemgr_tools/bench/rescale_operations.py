@@ -7,7 +7,7 @@ from typing import Any
 
 from statemgr.config import JobConfig
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.operations.migrate.verify import hash_parts
 from statemgr.operations.rescale.plan import plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale

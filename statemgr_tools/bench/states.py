@@ -8,9 +8,9 @@ from pathlib import Path
 from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter
 
 from statemgr.local import bulk_writer
-from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.durable import hash_file
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.local.rocksdb import options as rocksdb_options
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.checkpoint import Checkpoint

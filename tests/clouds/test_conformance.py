@@ -8,7 +8,7 @@ import pytest
 
 from statemgr.blobs import open_raw_blob_store
 from statemgr.config import JobConfig
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore
 from statemgr.testing.conformance import BlobStoreSuite
 from tests.servers import CloudServer

@@ -24,7 +24,7 @@ from statemgr.blobs.clouds.store import CloudBlobStore
 from statemgr.blobs.retrying import RetryingBlobStore, undecorated
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, MissingBlob, StatemgrError, UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
 from tests.core.integration.s3_proxy import Fault, S3Proxy

@@ -25,7 +25,7 @@ from statemgr.blobs import open_raw_blob_store
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.kafka.errors import translated
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.jobs.adopted_job import decode_adopted_job
 from statemgr.model.jobs.layouts import decode_retired_layout

@@ -38,7 +38,7 @@ from statemgr.health.problems import (
 )
 from statemgr.health.slow_reads import Patient
 from statemgr.ids import CheckpointId
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
 
 CONFIG = JobConfig.from_mapping(

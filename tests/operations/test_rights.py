@@ -16,7 +16,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import UnfinishedUpload, list_blobs
 from statemgr_tools.dev.s3 import find_versitygw
 from tests.jobs import DUAL

@@ -14,7 +14,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store, open_raw_blob_store
 from statemgr.cli.main import cli
 from statemgr.errors import PermissionNeeded
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from tests.commits import TASK, write

@@ -17,7 +17,7 @@ from statemgr.blobs.s3 import abilities
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.health.checks import Finding, Report, check_blobs
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from tests.commits import TASK, write

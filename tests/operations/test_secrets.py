@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
-from statemgr.config.secrets import MASK, is_secret, masked, resolve
+from statemgr.config.loading import MASK, is_secret, masked, resolve
 from statemgr.errors import ConfigError
 from statemgr.kafka import clients as kafka_clients
 
@@ -190,7 +190,7 @@ def test_no_error_shows_what_a_reference_stands_for(monkeypatch: pytest.MonkeyPa
         "kafka.compression.codec": SECRET,
     }
     for key, value in bad.items():
-        monkeypatch.setattr("statemgr.config.secrets.os.environ", {"STATEMGR_TEST_VALUE": value})
+        monkeypatch.setattr("statemgr.config.loading.os.environ", {"STATEMGR_TEST_VALUE": value})
         given = {
             "job.name": "orders",
             "kafka.bootstrap.servers": "localhost:1",

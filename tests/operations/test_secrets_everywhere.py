@@ -19,7 +19,7 @@ from statemgr.cli.main import cli
 from statemgr.errors import StatemgrError
 from statemgr.kafka import clients as kafka_clients
 from statemgr.kafka.errors import ClientErrors, translated
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from tests.commits import TASK, write
 from tests.jobs import job_mapping, with_changes

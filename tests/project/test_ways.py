@@ -10,12 +10,12 @@ from scripts.ways import ways
 MOST = {
     "get": 4,
     "put": 3,
-    "commit, changelog": 58,
-    "commit, blobs": 69,
-    "commit, both": 71,
-    "open, changelog": 98,
-    "open, blobs": 121,
-    "open, both": 121,
+    "commit, changelog": 45,
+    "commit, blobs": 54,
+    "commit, both": 56,
+    "open, changelog": 92,
+    "open, blobs": 115,
+    "open, both": 114,
 }
 
 

@@ -40,7 +40,7 @@ from statemgr.flows.committing import background_snapshots
 from statemgr.flows.opening.restore import restore_task
 from statemgr.ids import IdSource, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointKey
 from statemgr.model.checkpoint import Owner as PublishedBy

@@ -8,8 +8,6 @@ checkpointing of Spark's RocksDB state store and Flink's generalised incremental
 
 from __future__ import annotations
 
-import threading
-
 from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.restore import BlobRestore
@@ -23,22 +21,14 @@ class BlobStoreBackend:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._catalogue = Catalogue(services.transfer)
-        self._lock = threading.Lock()
-        self._batches: SegmentBatches | None = None
+        self._batches = SegmentBatches(services)
 
     def backup_manager(self) -> BlobBackup:
-        return BlobBackup(self._services, self._catalogue, self._segment_batches)
+        return BlobBackup(self._services, self._catalogue, self._batches)
 
     def restore_manager(self) -> BlobRestore:
         return BlobRestore(self._services, self._catalogue)
 
     def close(self) -> None:
         """Wait for running uploads."""
-        if self._batches is not None:
-            self._batches.close()
-
-    def _segment_batches(self) -> SegmentBatches:
-        with self._lock:
-            if self._batches is None:
-                self._batches = SegmentBatches(self._services)
-            return self._batches
+        self._batches.close()

@@ -10,7 +10,7 @@ Steps of :meth:`BlobBackup.prepare_all`, for all stores of a task at once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from statemgr.backends.blobs.branches import branch
@@ -45,7 +45,7 @@ class BlobBackup(SegmentBackupManager):
 
     branches = True
 
-    def __init__(self, services: Services, catalogue: Catalogue, batches: Callable[[], SegmentBatches]) -> None:
+    def __init__(self, services: Services, catalogue: Catalogue, batches: SegmentBatches) -> None:
         #: changes are recorded only if a commit may store them as a segment
         self.needs_directory = services.config.snapshot_interval.is_every_commit
         self.needs_changes = not self.needs_directory
@@ -66,14 +66,13 @@ class BlobBackup(SegmentBackupManager):
     def prepare_all(
         self, snapshots: Sequence[tuple[StoreSnapshot, Marker | None]], *, portable: bool
     ) -> Sequence[PreparedBackup]:
-        batches = self._batches()
-        with batches.coming():
+        with self._batches.coming():
             drafts = [self._chains.draft(*request, segments=self.needs_changes) for request in snapshots]  # 1
             written = {draft: self._inline(draft, portable) for draft in drafts}  # 2, 3
         large = [draft for draft, made in written.items() if made is None]
         stored = Stored("", b"", shared=False)
         if large:
-            stored = self._store_together(large, written, batches)
+            stored = self._store_together(large, written)
             if isinstance(stored.body, bytes) and not portable:
                 self._keep_local({draft: written[draft] for draft in large}, stored.body)
         backups = [self._finished(draft, made, stored) for draft, made in written.items() if made]
@@ -101,15 +100,13 @@ class BlobBackup(SegmentBackupManager):
         limit = inline_chain_limit(len(config.stores), config.tasks if together else 1)
         return (chain, BlobMarker(inline=data)) if not chain.segments or len(data) <= limit else None
 
-    def _store_together(
-        self, drafts: Sequence[Draft], written: dict[Draft, _Chained | None], batches: SegmentBatches
-    ) -> Stored:
+    def _store_together(self, drafts: Sequence[Draft], written: dict[Draft, _Chained | None]) -> Stored:
         """Steps 2 to 4 for what does not fit into the checkpoint record."""
         owner, attempt = drafts[0].snapshot.identity, drafts[0].snapshot.attempt
-        with batches.joined(owner, attempt, sum(draft.changes.size for draft in drafts)) as (blob, done):
+        with self._batches.joined(owner, attempt, sum(draft.changes.size for draft in drafts)) as (blob, done):
             written |= {draft: self._write(draft, blob) for draft in drafts}
         announce(Phase.PUT_SEGMENTS, owner.task, owner.job_key)
-        return batches.wait(done)
+        return self._batches.wait(done)
 
     def _write(self, draft: Draft, blob: PackedBlob) -> _Chained:
         """Steps 2 and 3 for a chain that is written into a blob, with its segments that were inline. The blob has no

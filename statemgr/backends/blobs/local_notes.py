@@ -18,7 +18,7 @@ from typing import Any
 
 from statemgr.backends.blobs.writer_state import PendingSnapshot
 from statemgr.errors import InvalidError
-from statemgr.local import durable, private_directories
+from statemgr.local import durable
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSnapshot, SegmentChain, history_of
@@ -118,7 +118,7 @@ class PendingNote:
     def making(self) -> Iterator[bool]:
         """Make a snapshot inside the block. Yields: whether no other process here makes one. Raises: DiskFull."""
         with disk_errors(self._path):
-            private_directories.make(*self._levels)
+            durable.make_private(*self._levels)
         with disk_errors(self._path), exclusive_if_free(self._path.with_name(f"{_PENDING}.lock")) as is_free:
             yield is_free
 
@@ -132,7 +132,7 @@ class PendingNote:
     def find(self, chain: SegmentChain, now: Moment) -> PendingSnapshot | None:
         """The pending snapshot, if it fits a published chain."""
         try:
-            private_directories.check(*self._levels)
+            durable.check_private(*self._levels)
             pending = _from_json(durable.read_note(self._path, _PENDING_SIZE))
         except (OSError, InvalidError, ValueError, KeyError, TypeError):
             return None

@@ -16,7 +16,7 @@ from statemgr.backends.blobs.local_notes import PendingNote
 from statemgr.backends.blobs.snapshots import Snapshots
 from statemgr.backends.blobs.writer_state import PendingSnapshot, WriterState
 from statemgr.errors import MissingBlob
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, Marker
 from statemgr.model.commit import NumberedChanges, StoreSession

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from statemgr.errors import InvalidError
-from statemgr.local import durable, hash_file, private_directories
+from statemgr.local import durable, hash_file
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
 from statemgr.model.segment import is_table, read_table
@@ -66,7 +66,7 @@ class SegmentCache:
     def keep(self, segment: ChainSegment, data: bytes | memoryview) -> None:
         """Keep the bytes of a segment that was stored. A failure is no error."""
         try:
-            private_directories.make(*self._levels)
+            durable.make_private(*self._levels)
             self._path(segment).unlink(missing_ok=True)
             with durable.create(self._path(segment)) as file:
                 file.write(data)
@@ -77,7 +77,7 @@ class SegmentCache:
         """Remove all others. A failure is no error."""
         names = {self._path(segment).name for segment in segments if segment.blob is not None}
         with suppress(OSError, InvalidError):
-            for name in os.listdir(private_directories.check(*self._levels)):
+            for name in os.listdir(durable.check_private(*self._levels)):
                 if name not in names and _OURS.match(name):
                     (self._directory / name).unlink()
 
@@ -128,7 +128,7 @@ class SegmentCache:
         the copy."""
         assert segment.blob is not None
         try:
-            private_directories.check(*self._levels)
+            durable.check_private(*self._levels)
             os.link(self._path(segment), target, follow_symlinks=False)
         except (OSError, InvalidError):
             return False

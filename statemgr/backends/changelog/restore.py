@@ -27,7 +27,7 @@ from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change

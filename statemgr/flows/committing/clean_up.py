@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.config.units import DAY_MS
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
-from statemgr.flows.opening.repair import Damage
+from statemgr.flows.published import Damage
 from statemgr.logs import counted
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, OutstandingTtl
 from statemgr.model.commit import PreparedCommit

@@ -24,11 +24,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
-from statemgr.flows.committing.checkpoint_records import send_records
-from statemgr.flows.committing.grace_period import check_young
-from statemgr.flows.committing.record_limits import check_inputs
+from statemgr.flows.committing.limits import check_inputs, check_young
 from statemgr.flows.owner import Owner
-from statemgr.flows.published import Published
+from statemgr.flows.published import Published, send_records
 from statemgr.ids import CheckpointId, check_offsets
 from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import (

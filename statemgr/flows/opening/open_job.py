@@ -21,12 +21,12 @@ from functools import reduce
 
 from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.committing.commit import Refill
-from statemgr.flows.committing.record_limits import check_config
+from statemgr.flows.committing.limits import check_config
 from statemgr.flows.opening.opening_checks import check_changes, refuse_lost_checkpoint, refuse_lost_job
 from statemgr.flows.owner import Owner, in_parallel
 from statemgr.flows.published import Published
 from statemgr.kafka.topics import TopicAdmin, TopicProblem, changelog_topic_specs, checkpoint_topic_spec
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.checkpoint import CheckpointRecord, Layout, Marker
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.model.keys.partitioners import is_by_input
@@ -40,7 +40,12 @@ _MAY_LOSE = frozenset({"cleanup.policy", "unclean.leader.election.enable"})
 
 
 class JobTopics:
-    """The job's own topics. Safe to use from many threads."""
+    """The job's own topics. Safe to use from many threads.
+
+    Attributes:
+        unsafe: why the brokers may lose checkpoints, the only record of what is current, as of the last look; None if
+            they do not. Nobody publishes then.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -48,6 +53,7 @@ class JobTopics:
         self._ready = False
         self._looking: TopicAdmin | None = None
         self._wrong: tuple[TopicProblem, ...] = ()
+        self.unsafe: TopicProblem | None = None
 
     def ensure(self, *, allow_empty_start: bool) -> None:
         """Step 1, once per process.
@@ -75,17 +81,10 @@ class JobTopics:
         if self._wrong and not found:
             log.info("the settings of the job's topics are right again")
         self._wrong = tuple(found)
+        of_checkpoints = (problem for problem in found if problem.topic == config.checkpoint_topic)
+        self.unsafe = next((one for one in of_checkpoints if not _MAY_LOSE.isdisjoint(one.settings)), None)
         if any(problem.missing and problem.topic != config.checkpoint_topic for problem in found):
             self.create_changelogs()
-
-    def check_safe(self) -> None:
-        """Called before each publish: sends no request, and relies on the last look.
-
-        Raises: TopicMisconfigured if the brokers may lose checkpoints, and so the only record of what is current.
-        """
-        for problem in self._wrong:
-            if problem.topic == self._services.config.checkpoint_topic and not _MAY_LOSE.isdisjoint(problem.settings):
-                raise problem.error()
 
     def create_changelogs(self) -> None:
         """Create the changelogs that were deleted. The next commits write the whole state there.

@@ -20,7 +20,7 @@ from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
 from statemgr.ids import task_index, task_name, task_path
-from statemgr.local import durable, private_directories
+from statemgr.local import durable
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.model.plan import Labels, check_listing, check_serdes, check_ttl
@@ -84,7 +84,7 @@ def refuse_lost_checkpoint(
 
 def remember_published(services: Services, task: str) -> None:
     """Note on this machine that the task has published state. Only used to refuse an empty start."""
-    directory = private_directories.make(services.task_directory(task))
+    directory = durable.make_private(services.task_directory(task))
     if not durable.exists(directory / _PUBLISHED):
         durable.create(directory / _PUBLISHED).close()
 

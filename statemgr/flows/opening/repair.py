@@ -3,8 +3,8 @@
 Steps:
 
 1. an opening, a clean-up, a publish, a background snapshot or :mod:`statemgr.flows.upkeep` meets a lost or altered blob
-   or changelog, and reports it to :class:`Damage`: as *found* if a store's backup in one backend is certainly damaged,
-   as *suspected* if something only looks wrong or could not be read
+   or changelog, and reports it to :class:`~statemgr.flows.published.Damage`: as *found* if a store's backup in one
+   backend is certainly damaged, as *suspected* if something only looks wrong or could not be read
 2. after a suspicion, :func:`find_damage` looks at every blob that the current checkpoint refers to
 3. :func:`prepare_repair` restores the damaged stores exactly as published, from the local copy or from any backend that
    has them
@@ -18,85 +18,18 @@ untouched. If a commit comes first, it makes the damaged backups again instead.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from statemgr.errors import CorruptError, MissingBlob, MissingError, OpeningCancelled
-from statemgr.flows.committing.commit import CommitBase, Refill, fill
-from statemgr.flows.opening.restore import StoreRestore, restore_task
+from statemgr.flows.committing.commit import CommitBase, fill
+from statemgr.flows.opening.restore import restore_task
 from statemgr.flows.upkeep import lost_targets
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
-
-
-class Damage:
-    """The known damage of one task's current checkpoint. Safe to use from many threads."""
-
-    def __init__(self, task: str) -> None:
-        self._task = task
-        self._lock = threading.Lock()
-        self._pairs: dict[tuple[str, str], None] = {}
-        self._suspicions = self._answered = 0
-        self._changed: Callable[[], None] = lambda: None
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call ``changed``, from any thread, when there is something to check or to repair; now if there already is."""
-        self._changed = changed
-        if self.pairs or self.suspicion is not None:
-            changed()
-
-    @property
-    def pairs(self) -> Refill:
-        """(factory, store) pairs whose backup must be made again."""
-        with self._lock:
-            return frozenset(self._pairs)
-
-    @property
-    def suspicion(self) -> int | None:
-        """The number of the suspicion to pass to :meth:`checked`; None if nothing is suspected."""
-        with self._lock:
-            return self._suspicions if self._suspicions > self._answered else None
-
-    def suspect(self) -> None:
-        """Note that something may be wrong, so that everything is checked."""
-        with self._lock:
-            self._suspicions += 1
-        self._changed()
-
-    def found(self, factory: str, store: str, why: object) -> None:
-        """Note that a store's backup of the current checkpoint is damaged, and log why."""
-        with self._lock:
-            if (factory, store) in self._pairs:
-                return
-            self._pairs[factory, store] = None
-        what = "%s: the backup of %s in %s is damaged; the next commit makes it again: %s"
-        log.error(what, self._task, store, factory, why)
-        self._changed()
-
-    def checked(self, suspicion: int, found: Mapping[tuple[str, str], str]) -> None:
-        """Note that everything was checked since a suspicion."""
-        with self._lock:
-            self._answered = max(self._answered, suspicion)
-        for (factory, store), why in found.items():
-            self.found(factory, store, why)
-
-    def note(self, restored: Iterable[StoreRestore]) -> None:
-        """Note the damage that a restore met."""
-        for one in restored:
-            for factory in one.damaged:
-                self.found(factory, one.store, one.reasons.get(factory, "it could not be restored"))
-            if one.unreachable:
-                self.suspect()
-
-    def repaired(self, pairs: Collection[tuple[str, str]]) -> None:
-        """Note that a checkpoint with new backups of these pairs was published."""
-        with self._lock:
-            for pair in pairs:
-                self._pairs.pop(pair, None)
 
 
 def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:

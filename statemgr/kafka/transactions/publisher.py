@@ -39,9 +39,8 @@ from statemgr.errors import (
 from statemgr.ids import task_path, transactional_id
 from statemgr.kafka.errors import FENCED, FORGOTTEN, ClientErrors, is_unreachable, translate
 from statemgr.kafka.metadata import TopicMetadata
-from statemgr.kafka.transactions.producer import TransactionalProducer
+from statemgr.kafka.transactions.producer import KafkaTransaction, TransactionalProducer
 from statemgr.kafka.transactions.refusals import Refusal, refused_place
-from statemgr.kafka.transactions.transaction import KafkaTransaction
 from statemgr.ports import Clock, IdForgotten
 
 #: Brokers refuse a longer timeout, unless their transaction.max.timeout.ms was raised.

@@ -6,26 +6,24 @@ when a value cannot be written. The formats are described in ``docs/format.md``.
 
 from __future__ import annotations
 
-from statemgr.model.codecs.blobs import (
-    decode_chain,
-    decode_index,
-    decode_prepared,
-    encode_chain,
-    encode_index,
-    encode_prepared,
-)
-from statemgr.model.codecs.checkpoints import (
+from statemgr.model.codecs.records import (
     KEY_TAIL_SIZE,
     VERSION_ONE_FACTORY,
     Place,
+    decode_chain,
     decode_checkpoint,
+    decode_index,
     decode_job,
     decode_key,
+    decode_prepared,
     decode_record_v1,
     decode_task,
+    encode_chain,
     encode_checkpoint,
+    encode_index,
     encode_job,
     encode_key,
+    encode_prepared,
     encode_record,
     encode_record_v1,
     encode_task,

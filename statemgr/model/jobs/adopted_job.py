@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from statemgr.errors import InvalidError
 from statemgr.ids import check_offsets
-from statemgr.model.codecs.checkpoints import Place, opened, sealed
 from statemgr.model.codecs.generic import Codec
+from statemgr.model.codecs.records import Place, opened, sealed
 from statemgr.model.codecs.special_types import SHAPES
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from statemgr.model.checkpoint import Layout
-from statemgr.model.codecs.checkpoints import Place
 from statemgr.model.codecs.generic import Codec
+from statemgr.model.codecs.records import Place
 from statemgr.model.codecs.special_types import SHAPES
 
 _KEY = Codec("retired_layout_key.v1", dict, SHAPES)

@@ -11,8 +11,8 @@ from typing import Any, TypedDict, cast
 
 from statemgr.errors import InvalidError
 from statemgr.ids import task_index
-from statemgr.model.codecs.checkpoints import Place
 from statemgr.model.codecs.generic import Codec
+from statemgr.model.codecs.records import Place
 from statemgr.model.codecs.special_types import SHAPES
 
 _KEY = Codec("permit_key.v1", dict, SHAPES)

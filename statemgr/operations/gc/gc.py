@@ -20,7 +20,7 @@ Steps of :func:`collect_garbage`:
    deletes them
 
 Why a commit that runs meanwhile is safe: a publish refers only to blobs that the checkpoint before it needs, and to
-blobs younger than half the shortest grace period (:mod:`statemgr.flows.committing.grace_period`), which are no orphans.
+blobs younger than half the shortest grace period (:mod:`statemgr.flows.committing.limits`), which are no orphans.
 So only a checkpoint that was published before step 1 can refer to an orphan of step 2, and step 1 read that checkpoint.
 
 This needs clocks that differ by less than half a grace period. If the blob store's clock is wrong by more, blobs of a
@@ -39,7 +39,7 @@ from typing import TypeVar
 
 from statemgr.backends.blobs.names import is_index_blob
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
-from statemgr.flows.committing.grace_period import chosen_grace_ms
+from statemgr.flows.committing.limits import chosen_grace_ms
 from statemgr.flows.replaced_layouts import collect_layouts, kept_by
 from statemgr.kafka.offers import withdraw_offers
 from statemgr.model.jobs.offers import OfferKey

@@ -20,7 +20,7 @@ Why step 4 misses nothing, whatever the job publishes meanwhile:
   topic after a blob was missing distinguishes the two cases. If the topic still names the checkpoint, the blob is lost
   (step 3). If it does not, no restore will ask for the checkpoint.
 - A checkpoint that is published after the search began refers to two kinds of blobs. *Young* blobs were uploaded less
-  than half the shortest grace period before the publish (:mod:`statemgr.flows.committing.grace_period`), so garbage
+  than half the shortest grace period before the publish (:mod:`statemgr.flows.committing.limits`), so garbage
   collection keeps them. The others are *old*. Each commit continues the checkpoint before it, and no later commit
   refers to a blob that a commit has dropped: blob names are unique, and the next diff is against the commit that
   dropped it. So the checkpoints that refer to a blob follow one another without a gap. An old blob that a later

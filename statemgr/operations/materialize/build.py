@@ -33,7 +33,7 @@ from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import AccessDenied, InvalidError, MissingState
 from statemgr.ids import CheckpointId, task_index
 from statemgr.local import bulk_writer
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.operations.materialize.build_place import REPLAYED, BuildPlace
 from statemgr.phases import Phase

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from statemgr.local import durable, private_directories, trees
+from statemgr.local import durable, trees
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.ports import FinishedDirectory
@@ -43,7 +43,7 @@ class BuildPlace:
         """Hold the lock of the place during the block. Yields: whether no other process has it. Raises: DiskFull,
         InvalidError."""
         with disk_errors(self._path):
-            private_directories.check(private_directories.make(self._base, *self._names), self.directory.name)
+            durable.check_private(durable.make_private(self._base, *self._names), self.directory.name)
         with disk_errors(self._path), exclusive_if_free(self._path / "lock") as is_free:
             yield is_free
 

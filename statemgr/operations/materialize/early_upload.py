@@ -13,7 +13,7 @@ from types import TracebackType
 
 from statemgr.backends.blobs.names import file_prefix
 from statemgr.errors import StatemgrError
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import Moment, StoreIdentity
 from statemgr.services import Services

@@ -23,11 +23,11 @@ from statemgr.backends.changelog.restore import certain_ms
 from statemgr.config.factories import BLOB_STORE
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingState, RetryableError, UnavailableError
-from statemgr.flows.committing.grace_period import shortest_grace_ms
+from statemgr.flows.committing.limits import shortest_grace_ms
 from statemgr.flows.offers import why_useless
 from statemgr.ids import task_path
 from statemgr.kafka.offers import write_offer
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.operations.materialize.build import ChangelogBuild

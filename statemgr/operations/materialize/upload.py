@@ -9,7 +9,7 @@ from typing import Any
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.snapshots import Snapshots, UploadNotes
 from statemgr.errors import MissingError
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.snapshot import DirIndex, FileIndex
 from statemgr.operations.materialize.build_place import UPLOADED, BuildPlace

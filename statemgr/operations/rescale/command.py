@@ -88,7 +88,7 @@ def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, 
     from concurrent.futures.process import BrokenProcessPool
 
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
     from statemgr.operations.rescale.plan import plan_rescale
     from statemgr.operations.rescale.rescale import Workers, check, rescale
     from statemgr.wiring import WorkerProcesses, open_services

@@ -13,7 +13,7 @@ from typing import Any
 
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob
-from statemgr.flows.committing.grace_period import shortest_grace_ms
+from statemgr.flows.committing.limits import shortest_grace_ms
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import scan_in_batches
 from statemgr.local.change_buffer import FrozenChanges

@@ -40,8 +40,8 @@ from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_serdes
 from statemgr.ids import source_topic, task_name
 from statemgr.kafka.topics import TopicAdmin
-from statemgr.local import durable, private_directories, remove
-from statemgr.local.clock import moment
+from statemgr.local import durable, remove
+from statemgr.local.machine import moment
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import Checkpoint
@@ -226,7 +226,7 @@ def _alone(services: Services) -> Iterator[Path]:
     config = services.config
     with ExitStack() as stack:
         with disk_errors(config.state_dir):
-            root = private_directories.make(config.state_dir, config.job_name, config.job_id, "rescale")
+            root = durable.make_private(config.state_dir, config.job_name, config.job_id, "rescale")
             is_free = stack.enter_context(exclusive_if_free(root / "lock"))
         if not is_free:
             raise UnavailableError(

@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import remove
-from statemgr.local.clock import SystemClock, moment
+from statemgr.local.machine import SystemClock, moment
 from statemgr.local.transfer_files import disk_errors
 from statemgr.model.keys.partitioners import PRODUCERS
 from statemgr.operations.rescale.build import Build

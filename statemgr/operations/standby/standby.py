@@ -23,7 +23,7 @@ from statemgr.errors import ConfigError, MissingState, StatemgrError
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.restore import StoreRestore, restore_store
 from statemgr.ids import CheckpointId, task_index
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.model.plan import StorePlan, plan_stores

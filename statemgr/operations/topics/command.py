@@ -42,7 +42,7 @@ def create_command(call: Call, allow_empty_start: bool, recreate_empty: bool) ->
     from statemgr.flows.opening.opening_checks import refuse_lost_job
     from statemgr.health.checks import missing_outputs
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
     from statemgr.wiring import open_services
 
     config = call.config
@@ -80,7 +80,7 @@ def check_command(call: Call) -> None:
     """
     from statemgr.health.checks import missing_outputs
     from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     specs = [checkpoint_topic_spec(call.config), *changelog_topic_specs(call.config)]
     with TopicAdmin(call.config, SystemClock()) as admin:
@@ -104,7 +104,7 @@ def check_command(call: Call) -> None:
 def _refuse_state(config: JobConfig, admin: TopicAdmin) -> None:
     """Raises: PermissionNeeded if the job has a checkpoint."""
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     if admin.exists(config.checkpoint_topic):
         with closing(CheckpointTopic(config, SystemClock())) as log:
@@ -123,7 +123,7 @@ def _input_errors(config: JobConfig, admin: TopicAdmin) -> list[StatemgrError]:
     """
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.kafka.input_topics import topic_problem
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
     from statemgr.model.keys.partitioners import is_by_input
 
     found = admin.describe(config.inputs) if config.inputs else {}

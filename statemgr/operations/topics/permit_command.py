@@ -40,7 +40,7 @@ def _flags(function: Callable[..., None]) -> Callable[..., None]:
 @_flags
 def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     """Give the next opening of tasks a permission that it uses up. A running owner is not disturbed."""
-    from statemgr.local.clock import SystemClock, system_ids
+    from statemgr.local.machine import SystemClock, system_ids
     from statemgr.model.jobs.permissions import Permissions
     from statemgr.operations.topics.permits import PermitTopic
 

@@ -25,7 +25,7 @@ from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, FileSlice, list_blobs
 
 _RETRIES = RetryPolicy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.loop_operations import make_input, send_input
 from statemgr_tools.bench.measure import interleaved

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from statemgr.config import JobConfig
-from statemgr.flows.committing.checkpoint_records import send_records, sequences
+from statemgr.flows.published import send_records, sequences
 from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.chain import ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.codecs import encode_chain

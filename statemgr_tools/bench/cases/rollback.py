@@ -13,9 +13,9 @@ from pathlib import Path
 from statemgr import StateManager
 from statemgr.config import JobConfig
 from statemgr.engine import open_attempt
-from statemgr.flows.committing.checkpoint_records import send_records
+from statemgr.flows.published import send_records
 from statemgr.ids import CheckpointId
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.reader import JobReader
 from statemgr_tools.bench.fresh import MeasurementFailed

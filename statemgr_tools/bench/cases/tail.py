@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.transfer.hedging import Hedger
 from statemgr_tools.bench.measure import percentile, seconds
 from statemgr_tools.bench.proxy import FLIP_158, Latencies

@@ -10,7 +10,7 @@ import pytest
 
 from statemgr.blobs import open_blob_store, open_raw_blob_store
 from statemgr.config import JobConfig
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore
 
 BLOB_KINDS = ("memory", "file", "s3")

@@ -13,7 +13,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from statemgr.testing.conformance.blob_store import read

@@ -14,7 +14,7 @@ from statemgr.errors import FencedError, InvalidError, MissingState
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.ports import Delivered
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker

@@ -16,7 +16,7 @@ import pytest
 from statemgr import JobConfig
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import BlobMarker
 from tests.blob_snapshots import Snapshots, index_of, read_tree
 from tests.core.crash.resume_child import STORE, TASK, restore

@@ -12,7 +12,7 @@ import sys
 from statemgr import JobConfig
 from statemgr.errors import CorruptRecord
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 
 
 def main() -> None:

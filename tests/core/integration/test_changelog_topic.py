@@ -8,7 +8,7 @@ from confluent_kafka import TopicPartition
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.machine import SystemClock, system_ids
 from tests.kafka_jobs import (
     EAGER,
     client,

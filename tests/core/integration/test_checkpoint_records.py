@@ -15,7 +15,7 @@ from statemgr.flows.published import Published
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.codecs import decode_key

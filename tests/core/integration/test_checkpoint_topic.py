@@ -16,7 +16,7 @@ from confluent_kafka import Message, TopicPartition
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured, UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part

@@ -8,7 +8,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
 from statemgr.terminal.render import index_to_json_dict

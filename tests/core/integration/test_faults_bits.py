@@ -19,7 +19,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import CorruptRecord
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.commits import TASK

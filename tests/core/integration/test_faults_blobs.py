@@ -12,7 +12,7 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import AccessDenied, CorruptBlob, MissingBlob, RetryableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.snapshot import FileIndex
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader

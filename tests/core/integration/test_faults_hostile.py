@@ -12,7 +12,7 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.errors import CorruptBlob, InvalidError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord
 from statemgr.model.hashing import content_hash

@@ -17,7 +17,7 @@ from statemgr.health.overview import JobMonitor
 from statemgr.health.problems import Fault, Problem
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, job_transactional_id
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.commit import Change
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, wait_until

@@ -16,7 +16,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import AccessDenied, DiskFull, OutcomeUnknownError, RetryableError, StatemgrError
 from statemgr.ids import IdSource
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from tests.commits import TASK, commit, totals, write
 from tests.jobs import DUAL, INTERVALS, SNAPSHOTS, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server

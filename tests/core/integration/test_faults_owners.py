@@ -16,7 +16,7 @@ from statemgr.errors import FencedError, MissingState
 from statemgr.flows.opening import open_job
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transactions.publisher import job_transactional_id, task_transactional_id
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
 from statemgr_tools.dev.kafka import KafkaBroker

@@ -11,8 +11,8 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.errors import InvalidError, PermissionNeeded, RetryableError, UnavailableError
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
-from statemgr.kafka.transactions.transaction import KafkaTransaction
-from statemgr.local.clock import SystemClock
+from statemgr.kafka.transactions.producer import KafkaTransaction
+from statemgr.local.machine import SystemClock
 from statemgr.phases import Phase, observed
 from tests.commits import TASK, commit, failing, totals
 from tests.jobs import DUAL, elsewhere, job_mapping, with_changes

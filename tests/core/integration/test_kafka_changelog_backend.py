@@ -19,8 +19,8 @@ from statemgr.errors import CorruptBlob, MissingBlob, MissingState, StatemgrErro
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local import open_store
-from statemgr.local.clock import SystemClock, moment, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.machine import SystemClock, moment, system_ids
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Marker
 from statemgr.model.commit import Change, PreparedChanges
 from statemgr.phases import Phase, observed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import StatemgrError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from tests.core.integration.test_s3_bucket import open_raw
 from tests.servers import S3Server

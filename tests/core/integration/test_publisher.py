@@ -20,7 +20,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import Delivered
 from statemgr_tools.dev.kafka import KafkaBroker
 from tests.kafka_jobs import committed, job, make_topics, wait_until
@@ -166,7 +166,7 @@ def test_a_topic_that_does_not_exist_publishes_nothing(
 ) -> None:
     """J2.21: an output topic, or a changelog under a running job, does not exist. The log and a typed error name it,
     and nothing of the transaction is visible."""
-    monkeypatch.setattr("statemgr.kafka.transactions.transaction._PATIENCE_S", 0.5)
+    monkeypatch.setattr("statemgr.kafka.transactions.producer._PATIENCE_S", 0.5)
     config, topic, publisher = _ready(kafka, kafka__producer__topic__metadata__propagation__max__ms=2500)
     with pytest.raises(MissingState) as missing, publisher.transaction() as transaction, caplog.at_level("INFO"):
         transaction.send_changes(topic, 0, [(b"a", b"v")])

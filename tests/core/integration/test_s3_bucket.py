@@ -13,7 +13,7 @@ from statemgr.blobs.s3.abilities import Abilities
 from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, InvalidError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr_tools.dev.s3 import S3Server as DevS3Server
 from tests.servers import S3Server

@@ -6,7 +6,7 @@ import pytest
 
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from tests.core.integration.s3_proxy import S3Proxy
 from tests.servers import S3Server
 

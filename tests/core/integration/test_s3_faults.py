@@ -13,8 +13,7 @@ from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.s3 import client
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob, StatemgrError, UnavailableError
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
 from statemgr.transfer.plan import Fetch, Upload

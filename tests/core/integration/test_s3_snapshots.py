@@ -10,8 +10,8 @@ import pytest
 
 from statemgr.blobs import open_blob_store
 from statemgr.config import JobConfig
-from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.local.stores import open_store
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.ports import BlobStore, CommittedDirectory, LocalStore, list_blobs

@@ -24,7 +24,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.local.process import this_process
+from statemgr.local.machine import this_process
 from statemgr.phases import Phase, observed
 from tests.commits import current, failing, published
 from tests.jobs import DUAL, contents, elsewhere, job_mapping, with_changes

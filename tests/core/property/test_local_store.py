@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from statemgr.ids import IdSource
 from statemgr.local import open_store
-from statemgr.local.clock import SystemClock
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.machine import SystemClock
 from statemgr.ports import CommittedDirectory, LocalStore
 
 KEYS = st.binary(max_size=3)

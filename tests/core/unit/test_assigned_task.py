@@ -10,7 +10,7 @@ import pytest
 
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from tests.blob_faults import ManualClock
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from statemgr.blobs import reading
 from statemgr.blobs.reading import LargeReads
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 
 
 class Raw:

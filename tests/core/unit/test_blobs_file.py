@@ -11,7 +11,7 @@ import pytest
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import MissingBlob, UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo
 
 

@@ -20,7 +20,7 @@ from statemgr.model.checkpoint import (
     OpaqueMarker,
 )
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, publish_of, task_alone
-from statemgr.model.codecs import blobs
+from statemgr.model.codecs import records
 from statemgr.model.codecs.generic import Codec
 from statemgr.model.codecs.schemas import single_objects
 from statemgr.model.codecs.special_types import SHAPES
@@ -316,7 +316,7 @@ def test_tree_that_is_none_is_refused(dirs: list[dict[str, object]]) -> None:
 def test_index_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index above the limit can be neither encoded nor decoded."""
     data = codecs.encode_index(sample.INDEX)
-    monkeypatch.setattr(blobs, "_INDEX", Codec("snapshot_index.v1", SnapshotIndex, SHAPES, len(data) - 1))
+    monkeypatch.setattr(records, "_INDEX", Codec("snapshot_index.v1", SnapshotIndex, SHAPES, len(data) - 1))
     with pytest.raises(InvalidError):
         codecs.encode_index(sample.INDEX)
     with pytest.raises(CorruptBlob, match="larger"):

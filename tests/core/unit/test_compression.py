@@ -17,7 +17,7 @@ import zstandard
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptBlob, DiskFull, UnavailableError
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import list_blobs

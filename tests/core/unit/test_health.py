@@ -19,7 +19,7 @@ import pytest
 from statemgr import JobConfig, Task
 from statemgr.consumer.loop_health import LoopHealth
 from statemgr.engine import Condition
-from statemgr.engine.open_tasks import Assignment, OpenTasks
+from statemgr.engine.opening import Assignment, OpenTasks
 from statemgr.errors import UnavailableError
 from statemgr.telemetry.metrics import Metrics
 from statemgr.telemetry.threaded_http import MOST_CONNECTIONS, QuietHandler

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statemgr.errors import RetryableError
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.ports import list_blobs
 from statemgr.transfer import transfer
 from statemgr.transfer.transfer import Transfer

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statemgr.errors import UnavailableError
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.transfer.hedging import Hedger
 from tests.blob_faults import ManualClock
 

@@ -9,7 +9,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.engine import Epoch, open_attempt
 from statemgr.engine.host import AttemptHost
 from statemgr.ids import IdSource
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.model.checkpoint import Layout
 from statemgr.reader import JobReader
 from statemgr.services import Services

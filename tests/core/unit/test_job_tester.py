@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from statemgr import JobConfig, Task
 from statemgr.blobs import open_blob_store
 from statemgr.errors import ConfigError, CorruptRecord, InvalidError, StatemgrError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester, OutputRecord
 from tests.docs.blocks import blocks

@@ -34,7 +34,7 @@ from statemgr.kafka.errors import (
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.transactions.producer import TransactionalProducer
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
 from tests.blob_faults import ManualClock

@@ -18,8 +18,8 @@ from statemgr import JobConfig
 from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, MissingState
 from statemgr.ids import IdSource
 from statemgr.local import durable
-from statemgr.local.clock import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.local.shared_directories import exclusive
 from statemgr.model.hashing import content_hash
 from statemgr.ports import CommittedDirectory
@@ -593,7 +593,7 @@ def test_half_adopted_state_is_cleaned_up_also_when_it_is_kept(directories: Stor
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.local.directories import StoreDirectories
 directories = StoreDirectories(Path(sys.argv[1]), SystemClock(), system_ids())
 print(directories.clone(None), flush=True)
@@ -631,7 +631,7 @@ def test_forked_child_does_not_declare_its_parent_dead(directories: StoreDirecto
     live = directories.clone(None)
     script = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from statemgr.local.clock import SystemClock, system_ids\n"
+        "from statemgr.local.machine import SystemClock, system_ids\n"
         "from statemgr.local.directories import StoreDirectories\n"
         "d = StoreDirectories(Path(sys.argv[1]), SystemClock(), system_ids())\n"
         "live = d.clone(None)\n"

@@ -28,8 +28,8 @@ from statemgr.logs.formats import JsonFormat, TextFormat
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
 from statemgr.ports import StoreIdentity
-from statemgr.telemetry.commit_log import CommitLog
 from statemgr.telemetry.metrics import Metrics
+from statemgr.telemetry.task_metrics import CommitLog
 from statemgr.testing import JobTester
 from tests.blob_faults import FaultyBlobStore, ManualClock
 

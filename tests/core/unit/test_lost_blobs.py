@@ -7,7 +7,7 @@ import pytest
 from statemgr import JobConfig
 from statemgr.blobs import open_raw_blob_store
 from statemgr.errors import OutcomeUnknownError, StatemgrError, UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs
 from statemgr.testing.memory_servers import MemoryServers

@@ -24,7 +24,7 @@ from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.checkpoint_assembly import Assembly, Track
 from statemgr.kafka.transactions.publisher import job_transactional_id
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
 from statemgr.ports import TopicInfo
 from statemgr.testing.memory_admin import MemoryAdmin

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from statemgr.engine.open_tasks import Assignment, OpenTasks
+from statemgr.engine.opening import Assignment, OpenTasks
 from statemgr.errors import InvalidError, OpeningCancelled
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from tests.commits import TASK
 
 

@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.transfer.pool import Pool
 
 LIMIT_S = 20

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.errors import InvalidError
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.local.shared_directories import Scratch
 
 #: A process that creates its scratch directory, prints the path and waits.
@@ -22,7 +22,7 @@ _OTHER = """
 import sys
 from pathlib import Path
 from statemgr.local.shared_directories import Scratch
-from statemgr.local.clock import SystemClock, system_ids
+from statemgr.local.machine import SystemClock, system_ids
 scratch = Scratch(Path(sys.argv[1]), SystemClock(), system_ids())
 own = scratch()
 (own / "frame").write_bytes(b"x")

@@ -15,8 +15,7 @@ from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import RetryableError, UnavailableError
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Body, StoreIdentity

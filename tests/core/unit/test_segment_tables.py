@@ -24,7 +24,7 @@ from statemgr.backends.blobs.segment_cache import LocalSegment
 from statemgr.backends.blobs.tables import SegmentReplay
 from statemgr.errors import CorruptBlob, CorruptFile, DiskFull
 from statemgr.local import open_store, write_table
-from statemgr.local.clock import moment
+from statemgr.local.machine import moment
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker

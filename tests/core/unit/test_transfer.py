@@ -22,8 +22,7 @@ from statemgr.errors import (
     MissingBlob,
     UnavailableError,
 )
-from statemgr.local.clock import SystemClock
-from statemgr.local.executors import Threads
+from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex

@@ -13,7 +13,7 @@ import pytest
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, FencedError, UnavailableError
 from statemgr.flows.worker import TRIES, Worker
-from statemgr.local.executors import Threads
+from statemgr.local.machine import Threads
 from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
 

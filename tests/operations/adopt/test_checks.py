@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import StateManager
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.keys.partitioners import Hashes, crc32, murmur2
 from statemgr.operations.adopt.old_topics import OldTopics
 from tests.kafka_jobs import plain_producer

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from statemgr import JobConfig, StateManager
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.operations.adopt.old_topics import OldTopics
 from tests.kafka_jobs import committed, state_of, wait_until
 from tests.old_jobs import Adopter, Changes, await_empty, ends, make, state, whole

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from statemgr import JobConfig, StateManager
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.keys.partitioners import murmur2
 from statemgr.operations.adopt.old_topics import OldTopics
 from statemgr.serdes import QuixKey, serde

@@ -12,7 +12,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import UnavailableError
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.content import of_pairs
 from statemgr.operations.adopt.old_topics import OldTopics
 from tests.core.crash.test_kill import check_blobs

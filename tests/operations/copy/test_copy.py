@@ -317,7 +317,7 @@ def test_stores_say_what_they_cannot_copy(kafka: KafkaServer, s3: S3Server, tmp_
     from statemgr.blobs import open_raw_blob_store
     from statemgr.blobs.names import BlobExists
     from statemgr.errors import MissingBlob
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     here = open_raw_blob_store(job(kafka, tmp_path), SystemClock())
     there = open_raw_blob_store(job(kafka, tmp_path, s3=s3), SystemClock())
@@ -346,7 +346,7 @@ def test_the_bucket_copies_a_large_object_in_parts(
     from statemgr.blobs import open_raw_blob_store
     from statemgr.blobs.s3 import copying
     from statemgr.errors import MissingBlob
-    from statemgr.local.clock import SystemClock
+    from statemgr.local.machine import SystemClock
 
     least = 5 * 1024 * 1024  # the smallest size of a part that is not the last one
     monkeypatch.setattr(copying, "_MOST", least)

@@ -21,7 +21,7 @@ from statemgr.errors import (
     PermissionNeeded,
     RetryableError,
 )
-from statemgr.flows.committing.grace_period import check_young, shortest_grace_ms
+from statemgr.flows.committing.limits import check_young, shortest_grace_ms
 from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
     Attachment,

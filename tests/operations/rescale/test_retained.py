@@ -14,7 +14,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from tests.blob_ages import names, time_passes
 from tests.cli.test_running_job import write_toml

@@ -26,7 +26,7 @@ from statemgr.health.overview import JobMonitor
 from statemgr.health.problems import Fault
 from statemgr.kafka.clients import DEADLINE_S
 from statemgr.kafka.transactions.publisher import task_transactional_id
-from statemgr.local.process import this_process
+from statemgr.local.machine import this_process
 from statemgr.model import codecs
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
 from tests.jobs import job_mapping, with_changes

@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, TopicMisconfigured, UnavailableError
 from statemgr.kafka import metadata
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
-from statemgr.local.clock import SystemClock
+from statemgr.local.machine import SystemClock
 from tests.jobs import with_changes
 from tests.kafka_jobs import client, job, make_topic, make_topics, wait_until
 from tests.servers import KafkaServer

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import statemgr.backends.blobs.clean_up as blob_clean_up
-import statemgr.flows.committing.checkpoint_records as checkpoint_records
 import statemgr.flows.committing.publish as publishing
+import statemgr.flows.published as checkpoint_records
 import statemgr.operations.gc.gc as collecting
 import statemgr.operations.rollback.owner as rolling_back
 from statemgr.engine.task_coordinator import TaskCoordinator

@@ -1,4 +1,4 @@
-"""record_limits: what cannot fit on the checkpoint topic is refused before anything is published."""
+"""Limits: what cannot fit on the checkpoint topic is refused before anything is published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.errors import ConfigError, InvalidError
-from statemgr.flows.committing.record_limits import check_config, check_inputs
+from statemgr.flows.committing.limits import check_config, check_inputs
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.record_size import (
     MOST_RECORD,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statemgr.ids import CheckpointId
-from statemgr.local.clock import SystemClock, moment, system_ids
+from statemgr.local.machine import SystemClock, moment, system_ids
 
 
 def test_clock_moves_on() -> None:
