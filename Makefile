@@ -67,7 +67,7 @@ test-spark-suites: $(STAMP) ## Run the suites of Spark's stateful operators that
 simulate: $(STAMP) ## Live histories that seeds decide, on servers in memory (SEEDS=0:10000, ARGS="--replay SEED")
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),0:1000) $(ARGS)
 
-test-faults: $(STAMP) ## Run the tests of three brokers, of networks that are cut, and of disks that fail or lose power
+test-faults: $(STAMP) ## Run the tests of three brokers, of networks that are cut, and of disks that fail, fill or lose power
 	@$(BIN)/python -m pytest -m heavy tests/clusters tests/disks $(PYTEST_ARGS)
 
 fuzz: $(STAMP) ## Fuzz decoders, configuration, command line, page and answers of servers (MINUTES=10, SEED=n, ARGS="--target NAME")

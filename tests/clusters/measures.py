@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import psutil
 
 #: What a process may use more in its last third than in its second third, as a part and in addition.
 _LIMITS = {"MiB": (1.15, 60.0), "descriptors": (1.1, 10.0), "threads": (1.1, 10.0)}
+#: The beginning of the names of two pools of a JVM with Spark. Each call adds a thread until there are 100 and 128.
+_SPARKS_POOLS = "block-manager-"
 #: As many samples of each third are compared at least.
 _FEWEST = 3
 #: Processes that have lived for less time say nothing.
@@ -29,6 +32,15 @@ def disk_bytes(directory: Path) -> int:
             continue
         sizes[found.st_ino] = found.st_blocks * 512
     return sum(sizes.values())
+
+
+def _threads(process: int) -> list[str]:
+    """Return the first 15 characters of the names of a process's threads."""
+    found = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found.append((task / "comm").read_text())
+    return found
 
 
 @dataclass
@@ -51,9 +63,9 @@ class Measures:
             found = {
                 "MiB": process.memory_info().rss / 1024**2,
                 "descriptors": process.num_fds() - len(files),
-                "threads": process.num_threads(),
+                "threads": sum(not name.startswith(_SPARKS_POOLS) for name in _threads(process.pid)),
             }
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return
         values = self.processes.setdefault(of, defaultdict(list))
         now = time.monotonic()
