@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statemgr.flows.committing.commit import Refill
     from statemgr.flows.opening.restore import StoreRestore
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("statemgr.damage")
 
 
 @dataclass

@@ -199,7 +199,7 @@ def total(statistics: list[Mapping[str, float]], names: tuple[str, ...]) -> int:
     return int(sum(one.get(name, 0) for one in statistics for name in names))
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("statemgr.commits")
 #: Seconds between two lines about the commits of a task.
 INTERVAL_S = 30.0
 #: Seconds after which a commit in progress has a line.
