@@ -490,7 +490,7 @@ def test_tasks_of_a_process_share_a_blob_until_none_needs_it(
         for task in tasks:
             task.commit({})
         before = blob_files(tmp_path)
-        batches = manager._services.backup_manager(FACTORY)._batches()  # type: ignore[attr-defined]
+        batches = manager._services.backup_manager(FACTORY)._batches  # type: ignore[attr-defined]
         monkeypatch.setattr(segment_batch, "LINGER_S", 30)
         for task in tasks:
             task.store("totals").put(b"k", BIG)

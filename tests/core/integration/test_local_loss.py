@@ -193,7 +193,7 @@ def test_state_dir_deleted_under_an_open_task(kafka: KafkaServer, tmp_path: Path
         write(task, dict(MODEL))
         task.commit({"orders-0": 1})
         for number in range(2, 6):
-            shutil.rmtree(config.state_dir)
+            shutil.rmtree(config.state_dir, ignore_errors=True)
             more = {b"more-%d" % n: random.Random(n).randbytes(1000) for n in range(number)}
             for _ in range(2):
                 try:
