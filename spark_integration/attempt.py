@@ -135,7 +135,8 @@ def attempt(
     # 2. open
     config = JobConfig.from_mapping(json.loads(work.config))
     checkpoint = work.checkpoints.of_task(config, task)
-    with open_attempt(config, task_name(task), checkpoint, Epoch.from_bytes(work.epoch)) as opened:
+    epoch = Epoch.from_bytes(work.epoch)
+    with open_attempt(config, task_name(task), checkpoint, epoch, by_need=not wait_for_close) as opened:
         if task == 0:
             for name, data in work.attachments.items():
                 opened.attach(name, data)
@@ -225,6 +226,7 @@ def _report(
                 r.seconds,
                 dict(r.reasons),
                 r.reason,
+                r.bytes_to_come,
             )
             for r in opened.restored
         ),

@@ -92,6 +92,12 @@ class PartialStore(RocksDbStore):
         take = super().ingest  # it looks for keys in the range of the new tables
         _repeated(self.supply, lambda: take(tables))
 
+    def branch(self, directory: Path) -> PartialStore:
+        """Open another store with the content of now, in a directory that does not exist. Its table files are those of
+        this store, with the same holes. Raises: as :meth:`open_partial`."""
+        super().concurrent_checkpoint(directory)
+        return self.open_partial(directory, self._values, self.supply, self.threads)
+
     def become_whole(self) -> None:
         """All files are here and verified: from now on this is a store as any other. Raises: ClosedError."""
         self._values = {name: value for name, value in self._values.items() if name != BRIEF}
