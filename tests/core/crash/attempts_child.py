@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import snapshots
 from statemgr.engine import Epoch, checkpoint_from_bytes, open_attempt, prepared_to_bytes
 from statemgr.flows.committing import local_copies
+from statemgr.transfer.downloads import Downloads
 from tests.commits import TASK
 
 #: Changes of local files, which count as steps.
@@ -45,6 +48,13 @@ def work(config: Mapping[str, object], orders: Connection) -> None:
     """Run attempts until the connection is closed."""
     snapshots._LARGE = 4 * 1024
     local_copies._LIMIT = 4  # many compactions
+    fetch_part = Downloads.fetch_part
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.5)  # so that attempts meet a state that is not whole
+        fetch_part(*arguments)
+
+    Downloads.fetch_part = slowly  # type: ignore[method-assign, assignment]
     left = [-1]
 
     def hook(event: str, _: object) -> None:

@@ -140,7 +140,7 @@ class History:
         if self.random.random() < 0.2:
             time.sleep(self.random.random() * 0.05)
             self.random.choice(self.workers).kill()
-        if self.random.random() < 0.15:
+        if self.random.random() < 0.2:
             disk = self.random.choice(self.workers).disk
             for worker in self.workers:
                 if worker.disk == disk:
@@ -173,4 +173,4 @@ def test_random_histories(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytes
     with ending(history.workers), StateManager(config) as driver:
         history.live(driver, 25)
     assert history.seen["killed"] > 1, history.seen
-    assert history.seen["by need"] > 1, history.seen
+    assert history.seen["by need"] > 0, history.seen

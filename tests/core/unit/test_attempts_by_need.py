@@ -13,7 +13,7 @@ from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
-from statemgr.errors import LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
+from statemgr.errors import FencedError, LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
 from statemgr.flows.opening import by_need as flow
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
@@ -220,6 +220,31 @@ def test_a_snapshot_that_another_executor_has_made(job: Job) -> None:
             assert opened.restored[0].bytes_to_come
             assert worker.shared is not before
             job.check(opened)
+
+
+def test_a_takeover_and_an_older_checkpoint(job: Job) -> None:
+    """Between two batches, another driver takes the job over and publishes from another machine. Then somebody goes
+    back to an older checkpoint. Each attempt of the worker sees the checkpoint that it is given."""
+    with job.worker("second") as worker, job.worker("third") as other:
+        job.batch(worker, {key(1): b"one"})
+        before, state = dict(job.checkpoints), dict(job.state)
+        late = job.open(worker)
+        prepared = job.prepared(late, {key(1): b"too late"})
+        with job.servers.manager(job.servers.on_disk(job.servers.config, "driver 2"), "spark-hash(bigint)") as second:
+            older, job.manager = job.manager, second
+            job.epoch = second.acquire()
+            job.checkpoints = job.epoch.checkpoints
+            job.batch(other, {key(1): b"of the new driver"})
+            with pytest.raises(FencedError):
+                older.publish([prepared])
+            late.close()
+            with job.open(worker) as opened:
+                job.check(opened)
+            with open_attempt(worker.config, TASK, before[TASK], job.epoch, host=worker.host, by_need=True) as opened:
+                assert opened.restored[0].bytes_to_come
+                assert dict(opened.store("totals").range()) == state
+            with job.open(worker) as opened:
+                job.check(opened)
 
 
 def test_a_worker_dies_during_the_fill(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
