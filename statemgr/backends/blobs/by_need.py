@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -33,7 +33,6 @@ from statemgr.backends.blobs.local_notes import ChainPositions, DamageNote
 from statemgr.backends.blobs.tables import replay
 from statemgr.errors import (
     ANOTHER_COPY,
-    ClosedError,
     CorruptBlob,
     CorruptFile,
     MissingBlob,
@@ -197,7 +196,7 @@ class StateByNeed:
         branch = StateByNeed(self._clock, store, self._tables, self._others, self._followed)
         self._branches.add(branch)
         if self.store.is_whole:
-            store.become_whole()
+            store.become_whole(briefly=True)
         return branch
 
     def fetch_rest(self, check: Callable[[], None]) -> None:
@@ -205,8 +204,7 @@ class StateByNeed:
         self._tables.fetch_rest(check)
         self.store.become_whole()
         for branch in list(self._branches):
-            with suppress(ClosedError):
-                branch.store.become_whole()
+            branch.store.become_whole(briefly=True)
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,10 @@ class _SharedState:
         """Stop fetching, and leave the files to the next opening."""
         with self._lock:
             opened, self._opened = self._opened, None
+            stop, self._stop = self._stop, lambda: True
+        ended = stop()
         if opened is None:
             return
-        ended = self._stop()
         opened.state.store.close()
         if ended and opened.state.missing and not opened.state.is_damaged:
             self._directories.abandon(opened.directory)
@@ -158,7 +159,7 @@ class _SharedState:
                 self._fetches = False
 
     def _leave_copy(self, opened: OpenedByNeed) -> None:
-        """Step 5."""
+        """Step 5. The branches have links to the files."""
         staging = self._directories.staging()
         try:
             with self._lock:
@@ -169,3 +170,9 @@ class _SharedState:
             self._directories.adopt(staging, state_id, None, tables=opened.state.files)
         finally:
             self._directories.discard(staging)
+        with self._lock:
+            if self._opened is not opened:
+                return
+            self._opened = None
+        opened.state.store.close()
+        self._directories.discard(opened.directory)
