@@ -8,26 +8,25 @@ Steps of :func:`attempt`:
 4. write its output rows to local files
 5. prepare the commit, and return it as one row
 
-The stores are closed while the driver publishes; the next attempt of this process waits for that. Nothing stays open
-afterwards, and the worker writes nothing to Kafka.
+The stores are closed while the driver publishes; the next attempt of this process waits for that. No store of an
+attempt stays open afterwards, and the worker writes nothing to Kafka.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from itertools import chain, pairwise
 
 import pyarrow as pa
 
 from spark_integration.context import NextDue, ProcessFunction, StateContext
 from spark_integration.failures import marked
+from spark_integration.heap import spare_collections
 from spark_integration.partitioning import Partitioning
 from spark_integration.produced import checked, write
 from spark_integration.reports import RestoreReport, RowCount, TaskReport
@@ -94,7 +93,7 @@ def worker(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             yield _row(task, error=error.with_where(task=task_name(task)).to_json())
         else:
             yield _row(task, prepared=prepared, report=report.to_json())
-        _spare_collections()
+        spare_collections()
 
     return run
 
@@ -107,17 +106,6 @@ def ends_with_its_task(environ: Mapping[str, str]) -> bool:
     """
     alone = {"PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH"}
     return "SPARK_REUSE_WORKER" not in environ or not alone.isdisjoint(environ)
-
-
-@cache
-def _spare_collections() -> None:
-    """Let Python's garbage collector ignore all objects that this process has after its first attempt.
-
-    Spark's worker collects garbage after every task. Without this, it looks at several hundred thousand objects of
-    imported modules each time, and takes 50 ms of processor time that the driver needs for its publish.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def attempt(
@@ -135,7 +123,8 @@ def attempt(
     # 2. open
     config = JobConfig.from_mapping(json.loads(work.config))
     checkpoint = work.checkpoints.of_task(config, task)
-    with open_attempt(config, task_name(task), checkpoint, Epoch.from_bytes(work.epoch)) as opened:
+    epoch = Epoch.from_bytes(work.epoch)
+    with open_attempt(config, task_name(task), checkpoint, epoch, by_need=not wait_for_close) as opened:
         if task == 0:
             for name, data in work.attachments.items():
                 opened.attach(name, data)
@@ -225,6 +214,7 @@ def _report(
                 r.seconds,
                 dict(r.reasons),
                 r.reason,
+                r.bytes_to_come,
             )
             for r in opened.restored
         ),

@@ -293,11 +293,34 @@ class Driver:
             tasks=tasks,
         )
 
+    def lost_location(self) -> BatchMismatch | None:
+        """An error that says so if the location is gone, or has become another query's, while this one runs."""
+        location = self.offsets.location if self.offsets is not None else None
+        if location is None or not location.kept or self._query_id is None:
+            return None
+        try:
+            found = location.query_id()
+        except StatemgrError:
+            found = None
+        if found == self._query_id:
+            return None
+        return BatchMismatch(
+            "the checkpoint location was removed while the query runs" if found is None
+            else "another query has taken the checkpoint location while this one runs",
+            hint="start at a new location, one for each query: the query continues from its published checkpoint",
+            location=location.uri, job=self.plan.config.job_name,
+        )  # fmt: skip
+
     def _id(self, location: Location) -> str:
-        """The query's ID. The first call also checks that Spark keeps no state in the location."""
+        """The query's ID. The first call also checks that Spark keeps no state in the location.
+
+        Raises: BatchMismatch if a location that is cheap to read is not this query's any more.
+        """
         if self._query_id is None:
             check_no_state(location)
             self._query_id = location.query_id()
+        elif location.is_local and (lost := self.lost_location()) is not None:
+            raise lost
         if self._query_id is None:
             raise InvalidError("the checkpoint location has no metadata", location=location.uri)
         return self._query_id

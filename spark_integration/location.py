@@ -54,6 +54,11 @@ class Location:
         self.uri = uri.rstrip("/")
         self.kept = kept
 
+    @property
+    def is_local(self) -> bool:
+        """Whether Python reads it from a file system."""
+        return _local_path(self.uri) is not None
+
     def query_id(self) -> str | None:
         """The ID of the query that the location belongs to, or None if the location is new. Raises: CorruptRecord."""
         lines = self.read("metadata")

@@ -22,7 +22,8 @@ class RestoreReport:
 
     A factory supplies what the executor lacks: ``bytes_reused`` says how much of the state it had.
     ``reasons``: factory → why the restore could not use it. ``reason``: why the store came from there, in one word:
-    ``new``, ``local-copy``, ``first-choice``, ``damaged``, ``unreachable`` or ``absent``.
+    ``new``, ``local-copy``, ``first-choice``, ``damaged``, ``unreachable`` or ``absent``. ``bytes_to_come``: what the
+    executor fetches while the batch and later ones run.
     """
 
     task: str
@@ -34,6 +35,7 @@ class RestoreReport:
     seconds: float
     reasons: Mapping[str, str]
     reason: str = ""
+    bytes_to_come: int = 0
 
 
 @dataclass(frozen=True, slots=True)

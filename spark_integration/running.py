@@ -133,4 +133,4 @@ class RunningQuery(StreamingQuery):
                 if "Specified:" in text
                 else None,
             )
-        return self._driver.failure or find(text) or error
+        return self._driver.failure or find(text) or self._driver.lost_location() or error

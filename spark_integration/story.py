@@ -94,12 +94,15 @@ def restored(job: str, report: RestoreReport) -> None:
     """Log that an executor has restored a store from a backend."""
     why = "; ".join(f"{factory} was not used: {reason}" for factory, reason in report.reasons.items())
     tell(
-        log, Event.RESTORED, "%s/%s: restored on an executor from %s in %.3f s (%s fetched, %s reused, %s); %s",
+        log, Event.RESTORED, "%s/%s: restored on an executor from %s in %.3f s (%s fetched, %s reused, %s)%s; %s",
         report.task, report.store, report.factory, report.seconds, size(report.bytes_fetched),
-        size(report.bytes_reused), counted(report.records, "record"), why or "the first of task.restore.factories",
+        size(report.bytes_reused), counted(report.records, "record"),
+        f", {size(report.bytes_to_come)} to come" if report.bytes_to_come else "",
+        why or "the first of task.restore.factories",
         job=job, task=report.task, store=report.store, backend=report.factory,
         why=why or "the first of task.restore.factories", bytes=report.bytes_fetched,
-        bytes_reused=report.bytes_reused, records=report.records, seconds=round(report.seconds, 3),
+        bytes_reused=report.bytes_reused, bytes_to_come=report.bytes_to_come, records=report.records,
+        seconds=round(report.seconds, 3),
     )  # fmt: skip
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from statemgr import JobConfig
+from statemgr.backends.blobs.by_need import PartialTables
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.local.rocksdb.partial import PartialStore
 from statemgr.model.checkpoint import Marker
@@ -29,6 +33,21 @@ ROCKSDB: dict[str, Any] = {
     "blob__store__retry__policy__max__retries": 0,
 }
 State = dict[bytes, bytes]
+
+
+class Gate:
+    """Holds back the rest of each store until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        fetch_rest = PartialTables.fetch_rest
+
+        def held_back(tables: PartialTables, check: Callable[[], None]) -> None:
+            while not self.open.wait(0.01):
+                check()
+            fetch_rest(tables, check)
+
+        monkeypatch.setattr(PartialTables, "fetch_rest", held_back)
 
 
 def key(number: int) -> bytes:

@@ -115,8 +115,8 @@ KEYS: tuple[Key, ...] = (
     Key("task.restore.factories", FACTORIES, None,
         "Where state is restored from, most preferred first.", "the backup factories"),
     Key("task.restore.by.need.bytes", integer(0, 1 << 60, _BYTES), 256 * MEBIBYTE,
-        "A consumer loop's task opens a store from `blob-store` before all of it is here, if its snapshot has at least "
-        "this size: reads fetch what they need, and the rest follows in the background. 0 turns this off."),
+        "A task, or an attempt on Spark, opens a store from `blob-store` before all of it is here, if its snapshot has "
+        "at least this size: reads fetch what they need, and the rest follows in the background. 0 turns this off."),
     Key("task.checkpoint.topic", TOPIC, None,
         "The checkpoint topic.", "`__statemgr_checkpoints_<job.name>-<job.id>`"),
     Key("task.checkpoint.replication.factor", integer(-1, 32767), -1,

@@ -179,6 +179,7 @@ class Attempt:
         for opened in self._open.values():
             opened.local.compact_if_needed(most_files(opened))
         overdue, self._segments = overdue_stores(self._services, self._open, self._base.checkpoint)
+        overdue = [name for name in overdue if self._open[name].is_whole]
         with self._ahead.held():
             frozen = freeze(
                 self._services, self._open, self._base, input_offsets, attempt=self.attempt_id, local_copies=overdue
@@ -227,6 +228,8 @@ class Attempt:
 
     def _leave_copy(self, name: str, opened: OpenStore) -> None:
         """Leave a copy of a store, if it was prepared, and remove older ones. Copies are a cache: errors are logged."""
+        if not opened.is_whole:
+            return  # nothing is made of it, and what a dead process has left of it is needed
         # this attempt may not be the one that is published, so the state that it began with stays
         kept = _needed_copies(self._host, name, self._compacted, opened.state_id)
         with self._logged("no local copy is left for the next attempt"):
@@ -262,8 +265,12 @@ def open_attempt(
     *,
     progress: Progress = no_progress,
     host: AttemptHost | None = None,
+    by_need: bool = False,
 ) -> Attempt:
     """Open private copies of a task's stores at ``checkpoint``, on any machine.
+
+    ``by_need``: this process lives on after the attempt, so a large store may be opened before all of it is here. The
+    process fetches the rest, and later attempts share what is here (:mod:`statemgr.flows.opening.shared_state`).
 
     It needs Kafka only if a store is restored from a changelog. All attempts of this process share a host, unless one
     is given, for example with another clock. Raises: what :func:`statemgr.flows.opening.restore.restore_task` does.
@@ -278,6 +285,7 @@ def open_attempt(
             checkpoint,
             permissions=epoch.permissions,
             progress=progress,
+            by_need=host.shared if by_need else False,
         )
     except DiskFull:
         _make_room(host, task, checkpoint, compacted)

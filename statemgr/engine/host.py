@@ -10,6 +10,7 @@ from pathlib import Path
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.flows.committing.attempt_snapshots import AttemptSnapshots
 from statemgr.flows.committing.local_copies import Compactions, Sweep
+from statemgr.flows.opening.shared_state import SharedStates
 from statemgr.flows.worker import Worker
 from statemgr.local import durable, open_store
 from statemgr.ports import LocalStore
@@ -25,6 +26,7 @@ class AttemptHost:
         attempts: IDs of the attempts that are open.
         background: runs work that nobody waits for.
         closing: closes an attempt that has ended; the next attempt waits for it.
+        shared: large states that are open before all of them is here.
     """
 
     def __init__(self, services: Services) -> None:
@@ -35,6 +37,7 @@ class AttemptHost:
         job = durable.check_private(services.config.state_dir, services.config.job_name, services.config.job_id)
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")
+        self.shared = SharedStates(self.services)
         self.sweep = Sweep(services, job / "swept")
 
 

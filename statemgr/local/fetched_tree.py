@@ -52,14 +52,22 @@ def check_space(directory: Path, needed: int) -> None:
 
 
 def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
-    """Relative path → a file of that name that an earlier try left, and its size."""
+    """Relative path → the file of that name that has the most on the disk, of those that earlier tries left, and its
+    size. If they left a file under several paths, it keeps one."""
     found: dict[str, tuple[Path, int]] = {}
+    most, seen = dict[str, int](), set[tuple[int, int]]()
     for leftover in leftovers:
         for directory, _, names in os.walk(leftover):
             for name in names:
                 path = Path(directory, name)
                 with suppress(OSError):
-                    found[path.relative_to(leftover).as_posix()] = path, path.lstat().st_size
+                    status, relative = path.lstat(), path.relative_to(leftover).as_posix()
+                    inode = status.st_dev, status.st_ino
+                    if inode in seen:
+                        path.unlink()
+                    elif status.st_blocks >= most.get(relative, 0):
+                        found[relative], most[relative] = (path, status.st_size), status.st_blocks
+                    seen.add(inode)
     return found
 
 

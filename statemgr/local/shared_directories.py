@@ -227,11 +227,12 @@ class SharedRoot:
 
     def _own(self) -> Owner:
         """This owner, with its sign of life in place. The caller holds the lock."""
-        if self._owner is None:
-            self._owner = Owner(self._root / "owners", self._ids.token()[:16])
+        owner = self._owner  # another thread may leave this root meanwhile
+        if owner is None:
+            owner = self._owner = Owner(self._root / "owners", self._ids.token()[:16])
         else:
-            self._owner.renew()
-        return self._owner
+            owner.renew()
+        return owner
 
     def _alive(self) -> set[str]:
         """Living owners, including this one even if its sign was deleted. The caller holds the lock."""

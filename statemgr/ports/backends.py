@@ -389,6 +389,28 @@ class PartialState(Protocol):
         Raises: CorruptFile (a part is missing or damaged in the backend), UnavailableError, AccessDenied, DiskFull.
         """
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a part was found missing or damaged in the backend."""
+
+    @property
+    def files(self) -> Mapping[str, tuple[int, bytes]]:
+        """The files that reads and the rest fill: relative path → size and hash."""
+
+    def follow(self, marker: Marker) -> int | None:
+        """Apply what was published since. After an error, another call continues.
+
+        Returns: the bytes that were fetched for it; None if the state of ``marker`` cannot be reached.
+        Raises: as :meth:`RestoreManager.restore`.
+        """
+
+    def branch(self, directory: Path) -> PartialState:
+        """Open another store of this state, as it is now, in a directory that does not exist. Its large files are the
+        same files, so it works only while this state is open. The caller closes it.
+
+        Raises: DiskFull, and as reads of the store.
+        """
+
 
 class RestoreManager(ABC):
     """One backend's part of a restore. Only :meth:`restore` has to be written."""

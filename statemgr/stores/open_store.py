@@ -59,10 +59,12 @@ class FrozenStore:
 
 @dataclass(frozen=True)
 class OpenedByNeed:
-    """A state that is open before all of it is here, and its directory, which is a staging directory."""
+    """A state that is open before all of it is here, its directory, which is a staging directory, and how many bytes
+    were fetched to open it."""
 
     directory: Path
     state: PartialState
+    fetched: int
 
 
 class OpenStore:

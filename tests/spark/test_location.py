@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from spark_integration.location import Location
-from tests.spark.conftest import Pipeline
+from statemgr.errors import BatchMismatch
+from tests.spark.conftest import Pipeline, make_pipeline
 
 MakePipeline = Callable[..., Pipeline]
 
@@ -71,3 +73,32 @@ def test_an_exception_in_on_batch(pipeline: MakePipeline, caplog: pytest.LogCapt
     messages = [record for record in caplog.records if "on_batch failed" in record.getMessage()]
     assert len(messages) == len(reports) > 1
     assert all("the dashboard is down" in str(record.exc_info) for record in messages)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_kept_location_is_lost_while_the_query_runs(pipeline: MakePipeline, reused: bool) -> None:
+    """It is deleted, and another job's query may use the path since. The query ends before it publishes another batch.
+    Both jobs count each row once at new locations."""
+    job = pipeline(tasks=1, partitions=1, backup=["blob-store"])
+    (job.directory / "other").mkdir()
+    other = make_pipeline(job.spark, job.kafka, job.directory / "other", tasks=1, partitions=1, backup=["blob-store"])
+    job.produce(30)
+    running = job.query().trigger(processingTime="0 seconds").start()
+    running.processAllAvailable()
+    shutil.rmtree(job.location)
+    if reused:
+        other.produce(20)
+        other.run(other.query().option("checkpointLocation", job.location.as_uri()))
+    job.produce(30)
+    with pytest.raises(BatchMismatch, match="another query has taken" if reused else "was removed"):
+        running.awaitTermination(120)
+    running.stop()
+    assert [report.sequence for report in running.recentBatches] == [1]
+
+    job.run(job.query().option("checkpointLocation", (job.directory / "new").as_uri()))
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
+    if reused:
+        other.produce(20)
+        other.run(other.query().option("checkpointLocation", (other.directory / "new").as_uri()))
+        assert other.state("blob-store") == other.outputs.counts() == other.produced

@@ -24,21 +24,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
+from weakref import WeakSet
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
+from statemgr.backends.blobs.local_notes import ChainPositions, DamageNote
 from statemgr.backends.blobs.tables import replay
-from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob, StateUnreachable, UnavailableError
+from statemgr.errors import (
+    ANOTHER_COPY,
+    CorruptBlob,
+    CorruptFile,
+    MissingBlob,
+    StateUnreachable,
+    UnavailableError,
+)
 from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import TRAILER
 from statemgr.local.sparse_file import SparseFile
-from statemgr.model.chain import own_way
-from statemgr.model.checkpoint import BlobRef
+from statemgr.model.chain import SegmentChain, own_way, truncated
+from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.phases import Phase
-from statemgr.ports import Clock, RestoreRequest
+from statemgr.ports import Clock, RestoreRequest, StoreIdentity, no_progress
 from statemgr.services import Services
 from statemgr.transfer.pool import Batch, Counter
 from statemgr.transfer.transfer import Transfer
@@ -74,17 +84,27 @@ def open_by_need(
     identity = request.identity
     config = services.config.stores[identity.store]
     identity.announce(Phase.GET_INDEX)
-    way = own_way(catalogue.chain(identity, request.marker))  # 1
+    chain = catalogue.chain(identity, request.marker)  # 1
+    way = own_way(chain)
     index = catalogue.index(identity, way.snapshot.index)
     large = {file.name: file for file in index.root.files if file.tail is not None}
     size = sum(file.size for file in large.values())
-    if config.type != "rocksdb" or not large or size < at_least or way.snapshot.index in damaged:
+    note = DamageNote(services, identity)
+    if config.type != "rocksdb" or not large or size < at_least:
         return None
+    if way.snapshot.index in damaged or (owned and note.names(way.snapshot.index)):
+        return None
+
+    def found_damage() -> None:
+        damaged.add(way.snapshot.index)
+        if owned:
+            note.write(way.snapshot.index)
+
     others = replace(index.root, files=tuple(file for file in index.root.files if file.name not in large))
     small = fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
     if owned:
         fetched_tree.check_space(request.staging, size)
-    tables = PartialTables(services.transfer(), request, large, lambda: damaged.add(way.snapshot.index), owned=owned)
+    tables = PartialTables(services.transfer(), request, large, found_damage, owned=owned)
     identity.announce(Phase.OPEN)
     options = {"max.open.files": _OPEN * len(large), **config.rocksdb} if len(large) >= _MANY else config.rocksdb
     store = PartialStore.open_partial(  # 3
@@ -96,17 +116,46 @@ def open_by_need(
     except BaseException:
         store.close()
         raise
-    return StateByNeed(services.clock, store, tables, small.bytes_fetched + segments)
+    followed = _Followed(services, catalogue, identity, chain)
+    return StateByNeed(services.clock, store, tables, small.bytes_fetched + segments, followed)
+
+
+@dataclass
+class _Followed:
+    """The chain that a state has, to which more is published later."""
+
+    services: Services
+    catalogue: Catalogue
+    identity: StoreIdentity
+    chain: SegmentChain
+
+    def note(self) -> None:
+        """For a restore that begins at a local copy of the state."""
+        ChainPositions(self.services, self.identity).note(self.chain)
+
+    def apply(self, store: PartialStore, marker: Marker) -> int | None:
+        """As :meth:`statemgr.ports.PartialState.follow`."""
+        before, after = self.chain, self.catalogue.chain(self.identity, marker)
+        if before.lineage != after.lineage or not after.start <= before.end <= after.end:
+            return None
+        segments = truncated(after.segments, before.end)
+        fetched = replay(self.services, self.identity, store, segments, before.end, no_progress)[1] if segments else 0
+        self.chain = after
+        return fetched
 
 
 class StateByNeed:
     """Implements ``ports.PartialState``."""
 
-    def __init__(self, clock: Clock, store: PartialStore, tables: PartialTables, others: int) -> None:
+    def __init__(
+        self, clock: Clock, store: PartialStore, tables: PartialTables, others: int, followed: _Followed
+    ) -> None:
         self.store = store
         self._clock = clock
         self._tables = tables
         self._others = others
+        self._followed = followed
+        self._branches = WeakSet[StateByNeed]()
         #: When the rest was begun to be fetched, and how much was verified then.
         self._began: tuple[float, int] | None = None
 
@@ -130,10 +179,32 @@ class StateByNeed:
         began_s, before = self._began
         return (self._tables.verified - before) / max(self._clock.elapsed() - began_s, 1e-3)
 
+    @property
+    def is_damaged(self) -> bool:
+        return self._tables.is_damaged
+
+    @property
+    def files(self) -> Mapping[str, tuple[int, bytes]]:
+        return self._tables.files
+
+    def follow(self, marker: Marker) -> int | None:
+        return self._followed.apply(self.store, marker)
+
+    def branch(self, directory: Path) -> StateByNeed:
+        self._followed.note()
+        store = self.store.branch(directory)
+        branch = StateByNeed(self._clock, store, self._tables, self._others, self._followed)
+        self._branches.add(branch)
+        if self.store.is_whole:
+            store.become_whole(briefly=True)
+        return branch
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
         self._began = self._clock.elapsed(), self._tables.verified
         self._tables.fetch_rest(check)
         self.store.become_whole()
+        for branch in list(self._branches):
+            branch.store.become_whole(briefly=True)
 
 
 @dataclass(frozen=True)
@@ -195,16 +266,19 @@ class PartialTables:
         transfer: Transfer,
         request: RestoreRequest,
         files: Mapping[str, FileIndex],
-        is_damaged: Callable[[], None],
+        damaged: Callable[[], None],
         *,
         owned: bool,
     ) -> None:
         self._transfer = transfer
-        self._is_damaged = is_damaged
+        self._note_damage = damaged
+        #: Whether a part was found missing or damaged in the blob store.
+        self.is_damaged = False
         self._owned = owned
         self._lock = threading.Lock()
         self._tables: dict[str, _Table] = {}
         self.size = sum(file.size for file in files.values())
+        self.files = {name: (file.size, file.hash) for name, file in files.items()}
         #: Bytes that were fetched, those that need no look any more, and how often something was missing.
         self.fetched = self.verified = self.faults = 0
         #: Whether the store is open. Before, RocksDB asks for one tail after the other; so each time more are fetched.
@@ -322,7 +396,8 @@ class PartialTables:
         try:
             yield
         except (CorruptBlob, MissingBlob) as error:
-            self._is_damaged()
+            self.is_damaged = True
+            self._note_damage()
             if not self._owned:
                 raise
             raise CorruptFile(

@@ -1,7 +1,8 @@
 """Notes on this machine about a store's chain, for a later restore or commit here.
 
 A *position* says at which point of its chain a local directory is: a restore begins there instead of at the snapshot. A
-*pending snapshot* was made in the background, and has nothing that was not published: a later commit builds on it.
+*pending snapshot* was made in the background, and has nothing that was not published: a later commit builds on it. A
+*damaged* snapshot is restored as a whole, because a restore can take another one.
 
 Each note is a file next to the store's directories, so that every process here finds it. It is a cache: a note that is
 damaged, does not fit the published chain or is too old is not used, and the blobs of a pending snapshot expire.
@@ -27,7 +28,7 @@ from statemgr.ports import Moment, StoreIdentity
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
-_POSITIONS, _PENDING = "positions.json", "snapshot.pending"
+_POSITIONS, _PENDING, _DAMAGED = "positions.json", "snapshot.pending", "damaged.json"
 _MOST_POSITIONS = 8
 _POSITIONS_SIZE = 64 * 1024
 #: Bytes; a pending snapshot names its blobs.
@@ -105,6 +106,28 @@ class ChainPositions:
             return  # this machine has no directory of the store
         except OSError as error:
             log.warning("the positions of local directories were not saved: %s", error)
+
+
+class DamageNote:
+    """The snapshot of which a part was found missing or damaged last, so that no process here reads it by need. Failing
+    to write the note is no error."""
+
+    def __init__(self, services: Services, identity: StoreIdentity) -> None:
+        self._path: Path = services.task_directory(identity.task) / identity.store / _DAMAGED
+
+    def write(self, index: BlobRef) -> None:
+        """Note the index of a snapshot."""
+        try:
+            durable.write_note(self._path, [_place(index)])
+        except OSError as error:
+            log.warning("a damaged snapshot was not noted: %s", error)
+
+    def names(self, index: BlobRef) -> bool:
+        """Whether it is this snapshot."""
+        try:
+            return bool(durable.read_note(self._path, _POSITIONS_SIZE) == [_place(index)])
+        except (OSError, ValueError, TypeError):
+            return False
 
 
 class PendingNote:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
-from statemgr.ports import RestoreRequest
+from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
 from statemgr.services import Services
-from statemgr.stores.open_store import OpenedByNeed, OpenStore
+from statemgr.stores.open_store import OpenedByNeed
 
 log = logging.getLogger(__name__)
 _PAUSE_S = 5.0
@@ -45,13 +46,24 @@ def open_by_need(services: Services, factory: str, request: RestoreRequest) -> O
     except BaseException:
         directories.abandon(request.staging)
         raise
-    return OpenedByNeed(request.staging, state) if state is not None else None
+    return OpenedByNeed(request.staging, state, state.fetched) if state is not None else None
 
 
-def fetch_rest(services: Services, store: OpenStore) -> None:
-    """Steps 3 and 4, on a thread that ends when the store is closed."""
-    state, identity = store.by_need, store.identity
-    assert state is not None
+def fetch_rest(
+    services: Services,
+    identity: StoreIdentity,
+    state: PartialState,
+    fetch_all: Callable[[Callable[[], None]], None],
+    lost: Callable[[CorruptFile | MissingFile], object],
+) -> Callable[[], bool]:
+    """Steps 3 and 4, on a thread.
+
+    Args:
+        fetch_all: does the work, as ``PartialState.fetch_rest``.
+        lost: called when a part is missing or damaged in the blob store, which ends the work.
+
+    Returns: what ends the work early, and says whether nothing writes to the files any more.
+    """
     worker: Worker[None] = Worker(services, f"fetch-{identity.task}-{identity.store}", str(identity), background=True)
     began, ended = services.clock.elapsed(), threading.Event()
 
@@ -78,10 +90,10 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
         told = ""
         while not worker.closing:
             try:
-                state.fetch_rest(look)
-            except (CorruptFile, MissingFile) as lost:
+                fetch_all(look)
+            except (CorruptFile, MissingFile) as error:
                 if worker.pause(0.0):  # otherwise it was closed, and its files are being removed
-                    store.give_up(lost)
+                    lost(error)
                 return
             except (StatemgrError, OSError) as error:
                 if str(error) != told and not worker.closing:
@@ -97,5 +109,5 @@ def fetch_rest(services: Services, store: OpenStore) -> None:
         worker.close(wait=False)
         return ended.wait(_END_S)
 
-    store.stop_fetching = stop
     worker.attempt("fetching the rest of the state", fetch)
+    return stop

@@ -34,6 +34,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening.by_need import fetch_rest, open_by_need
+from statemgr.flows.opening.shared_state import SharedStates
 from statemgr.logs import Event, counted, size, tell
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
@@ -143,7 +144,7 @@ def restore_task(
     only: Collection[str] | None = None,
     progress: Progress = no_progress,
     watch: Watch = _unwatched,
-    by_need: bool = False,
+    by_need: bool | SharedStates = False,
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` may be called on
     other threads.
@@ -152,7 +153,8 @@ def restore_task(
         older: the other retained checkpoints, newest first; a local directory of one of them may help.
         newer: the retained checkpoints after this one, oldest first, if it is not the current one.
         as_of: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
-        by_need: large stores may be opened before all of them is here (:mod:`statemgr.flows.opening.by_need`).
+        by_need: large stores may be opened before all of them is here (:mod:`statemgr.flows.opening.by_need`): by an
+            owner that keeps them open, or from states that it shares with others.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
@@ -233,7 +235,7 @@ class _Restore:
         as_of: Moment | None,
         watch: Watch = _unwatched,
         *,
-        by_need: bool = False,
+        by_need: bool | SharedStates = False,
     ) -> None:
         self.plan = plan
         self._by_need = by_need
@@ -280,11 +282,20 @@ class _Restore:
     def _opened_by_need(self) -> tuple[OpenStore, StoreRestore] | None:
         """Steps 2 to 5 at once, if nothing of the state is on this machine."""
         started = self._services.clock.elapsed()
-        if self.plan.empty or not self.plan.candidates or self._directories.reusable():
+        shared = self._by_need if isinstance(self._by_need, SharedStates) else None
+        if self.plan.empty or not self.plan.candidates:
+            return None
+        if self._directories.reusable():
+            if shared is not None:
+                shared.forget(self._identity)
             return None
         factory, marker = self.plan.candidates[0]
+        request = self._request(factory, marker, ())
         try:
-            state = open_by_need(self._services, factory, self._request(factory, marker, ()))
+            if shared is None:
+                state = open_by_need(self._services, factory, request)
+            else:
+                state = shared.branch(factory, request, self.plan.state_id)
         except OpeningCancelled:
             raise
         except (MissingError, CorruptError, RetryableError) as error:
@@ -298,10 +309,15 @@ class _Restore:
             state.state.store.close()
             self._directories.discard(state.directory)
             raise
-        self._discard_leftovers()
-        fetch_rest(self._services, opened)
+        if shared is None:
+            self._discard_leftovers()
+            opened.stop_fetching = fetch_rest(
+                self._services, self._identity, state.state, state.state.fetch_rest, opened.give_up
+            )
+        else:
+            opened.stop_fetching = lambda: shared.release(self._identity, state.state)
         return opened, StoreRestore(
-            self.plan.store, factory, bytes_fetched=state.state.fetched,
+            self.plan.store, factory, bytes_fetched=state.fetched,
             seconds=self._services.clock.elapsed() - started, reasons=self.plan.skipped,
             bytes_to_come=state.state.missing,
         )  # fmt: skip

@@ -92,8 +92,20 @@ class PartialStore(RocksDbStore):
         take = super().ingest  # it looks for keys in the range of the new tables
         _repeated(self.supply, lambda: take(tables))
 
-    def become_whole(self) -> None:
-        """All files are here and verified: from now on this is a store as any other. Raises: ClosedError."""
+    def branch(self, directory: Path) -> PartialStore:
+        """Open another store with the content of now, in a directory that does not exist. Its table files are those of
+        this store, with the same holes. Raises: as :meth:`open_partial`."""
+        super().concurrent_checkpoint(directory)
+        return self.open_partial(directory, self._values, self.supply, self.threads)
+
+    def become_whole(self, *, briefly: bool = False) -> None:
+        """All files are here and verified: from now on this is a store as any other, or one that is opened briefly.
+
+        Raises: ClosedError.
+        """
+        if briefly:
+            self.is_whole = True
+            return
         self._values = {name: value for name, value in self._values.items() if name != BRIEF}
         self.is_whole = True
         if self._stuck:  # it is opened again with these options

@@ -32,6 +32,7 @@ from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
+from tests.by_need import Gate
 from tests.commits import TASK
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
@@ -50,21 +51,6 @@ CONFIG: dict[str, object] = {
     "blob.store.part.size": 128 * 1024,
 }
 State = dict[bytes, bytes]
-
-
-class Gate:
-    """Holds back the rest of each store until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        fetch_rest = PartialTables.fetch_rest
-
-        def held_back(tables: PartialTables, check: Callable[[], None]) -> None:
-            while not self.open.wait(0.01):
-                check()
-            fetch_rest(tables, check)
-
-        monkeypatch.setattr(PartialTables, "fetch_rest", held_back)
 
 
 @pytest.fixture

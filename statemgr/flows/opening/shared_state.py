@@ -1,0 +1,178 @@
+"""Large states that the attempts of a process share while parts of them are missing.
+
+An attempt is open for a moment only. So the process keeps a state that was opened by need
+(:mod:`statemgr.flows.opening.by_need`), and each attempt works on a branch of it.
+
+1. the first attempt at a task opens the state by need, from files that a dead process has left, if there are some
+2. for a later attempt, the state follows the published checkpoint; if it cannot, it is opened again
+3. each attempt gets a branch: a store with the content of now, in a directory of its own. The table files are the same
+   files with the same holes, so what one attempt reads is here for the next one
+4. between attempts and during them, one process of the machine fetches the rest
+5. then the state becomes a local copy, from which attempts on this machine begin as usual
+
+Until step 5, all directories are staging directories of this process. If it dies, the next process that opens the task
+by need takes the files over, and verifies each part that it keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from statemgr.errors import RetryableError, UnavailableError
+from statemgr.flows.opening.by_need import fetch_rest, open_by_need
+from statemgr.local.shared_directories import exclusive_if_free
+from statemgr.model.checkpoint import Marker
+from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
+from statemgr.services import Services
+from statemgr.stores.open_store import OpenedByNeed
+
+log = logging.getLogger(__name__)
+#: A lock file in the directory of a store: the process that holds it fetches the rest.
+_LOCK = "rest.lock"
+
+
+class SharedStates:
+    """The shared states of one process, one for each store. Safe to use from many threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock = threading.Lock()
+        self._states: dict[StoreIdentity, _SharedState] = {}
+
+    def branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
+        """Steps 1 to 3. Returns: None if the whole state has to be restored. Raises: as ``RestoreManager.restore``."""
+        with self._lock:
+            found = self._states.get(request.identity)
+            if found is None:
+                found = self._states[request.identity] = _SharedState(self._services, request.identity)
+        return found.branch(factory, request, state_id)
+
+    def release(self, identity: StoreIdentity, branch: PartialState) -> bool:
+        """A branch is about to be closed. Returns: False, because others may still write to its files."""
+        self._states[identity].release(branch)
+        return False
+
+    def forget(self, identity: StoreIdentity) -> None:
+        """This machine has a local copy: stop sharing a state that is not whole."""
+        with self._lock:
+            found = self._states.pop(identity, None)
+        if found is not None:
+            found.close()
+
+
+class _SharedState:
+    """The shared state of one store."""
+
+    def __init__(self, services: Services, identity: StoreIdentity) -> None:
+        self._services = services
+        self._identity = identity
+        self._directories = services.directories(identity.task, identity.store)
+        self._lock = threading.RLock()
+        self._opened: OpenedByNeed | None = None
+        self._state_id: str | None = None
+        self._branches: list[PartialState] = []
+        self._stop: Callable[[], bool] = lambda: True
+        self._fetches = False
+
+    def branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
+        with self._lock:
+            try:
+                return self._branch(factory, request, state_id)
+            except UnavailableError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+
+    def _branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
+        if self._opened is None or (fetched := self._followed(request.marker)) is None:
+            if self._branches:
+                return None  # an attempt at another checkpoint is open
+            self.close()
+            self._opened = open_by_need(self._services, factory, request)
+            if self._opened is None:
+                return None
+            for leftover in self._directories.leftovers():
+                self._directories.discard(leftover)  # what is right in it was taken over
+            fetched = self._opened.fetched
+            state = self._opened.state
+            self._stop = fetch_rest(self._services, self._identity, state, self._fetch_all, self._lost)
+        self._state_id = state_id
+        directory = self._directories.staging()
+        try:
+            branch = self._opened.state.branch(directory)
+        except BaseException:
+            self._directories.discard(directory)
+            raise
+        self._branches.append(branch)
+        return OpenedByNeed(directory, branch, fetched)
+
+    def _followed(self, marker: Marker) -> int | None:
+        """Step 2. Returns: None if the state has to be opened again."""
+        assert self._opened is not None
+        left = not self._fetches and not self._branches and self._directories.leftovers()
+        if self._opened.state.is_damaged or left:  # the process that fetched the rest has died: take its files over
+            return None
+        return self._opened.state.follow(marker)
+
+    def release(self, branch: PartialState) -> None:
+        with self._lock, suppress(ValueError):
+            self._branches.remove(branch)
+
+    def close(self) -> None:
+        """Stop fetching, and leave the files to the next opening."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+            stop, self._stop = self._stop, lambda: True
+        ended = stop()
+        if opened is None:
+            return
+        opened.state.store.close()
+        if ended and opened.state.missing and not opened.state.is_damaged:
+            self._directories.abandon(opened.directory)
+        self._directories.discard(opened.directory)
+
+    def _lost(self, error: Exception) -> None:
+        log.warning("%s: the next attempt restores the whole state: %s", self._identity, error)
+
+    def _fetch_all(self, check: Callable[[], None]) -> None:
+        """Steps 4 and 5, on a thread of their own."""
+        opened = self._opened
+        if opened is None:
+            return
+        lock = self._services.task_directory(self._identity.task) / self._identity.store / _LOCK
+        with exclusive_if_free(lock) as is_free:
+            if not is_free:
+                raise RetryableError("another process of this machine fetches it")
+            if self._directories.reusable():
+                return  # another process has fetched it
+            if self._directories.leftovers():
+                raise RetryableError("the process that fetched it has died, and the next attempt takes its files over")
+            self._fetches = True
+            try:
+                opened.state.fetch_rest(check)
+                self._leave_copy(opened)
+            finally:
+                self._fetches = False
+
+    def _leave_copy(self, opened: OpenedByNeed) -> None:
+        """Step 5. The branches have links to the files."""
+        staging = self._directories.staging()
+        try:
+            with self._lock:
+                if self._opened is not opened or self._state_id is None:
+                    return
+                opened.state.store.concurrent_checkpoint(staging)
+                state_id = self._state_id
+            self._directories.adopt(staging, state_id, None, tables=opened.state.files)
+        finally:
+            self._directories.discard(staging)
+        with self._lock:
+            if self._opened is not opened:
+                return
+            self._opened = None
+        opened.state.store.close()
+        self._directories.discard(opened.directory)

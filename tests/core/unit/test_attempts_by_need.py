@@ -1,0 +1,343 @@
+"""Attempts begin while most of the state is still in the blob store, and share what is here. Needs no broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from statemgr import StateManager
+from statemgr.backends.blobs import snapshots
+from statemgr.engine import Attempt, PreparedCommit, open_attempt
+from statemgr.engine.host import AttemptHost
+from statemgr.errors import FencedError, LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
+from statemgr.flows.opening import by_need as flow
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.ports import PartialState, list_blobs
+from statemgr.testing.memory_servers import MemoryServers
+from statemgr.transfer.downloads import Downloads
+from tests.by_need import Gate
+from tests.commits import TASK
+from tests.kafka_jobs import wait_until
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["blob-store"],
+    "task.restore.by.need.bytes": 1,
+    "stores.totals.value.serde": "bytes",
+    "stores.totals.rocksdb.compression": "none",
+    "stores.totals.rocksdb.target.file.size.bytes": 64 * 1024,
+    # a cache of its own for each store: otherwise a block that another one has read would hide a hole
+    "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
+    "blob.store.retry.policy.max.retries": 0,
+    "blob.store.part.size": 128 * 1024,
+}
+State = dict[bytes, bytes]
+Changes = Mapping[bytes, bytes | None]
+
+
+def key(number: int) -> bytes:
+    """One of some thousand keys."""
+    return b"key-%05d" % number
+
+
+class Worker:
+    """A process that runs attempts, on a disk that it may share."""
+
+    def __init__(self, servers: MemoryServers, disk: str) -> None:
+        self.config = servers.on_disk(servers.config, disk)
+        self.host = AttemptHost(servers.services(self.config))
+
+    def close(self) -> None:
+        """End as a process does that is killed: its files stay, and nobody owns them."""
+        if (state := self.shared) is not None:
+            next(iter(self.host.shared._states.values()))._stop()
+            state.store.close()
+        self.host.services.close()
+
+    @property
+    def shared(self) -> PartialState | None:
+        """What its attempts share."""
+        found = [one._opened for one in self.host.shared._states.values() if one._opened is not None]
+        return found[0].state if found else None
+
+    def has_copy(self) -> bool:
+        """Whether there is a local copy."""
+        return any(Path(self.config.state_dir).rglob("committed/*.manifest"))
+
+
+class Job:
+    """A driver, and the state that it has published."""
+
+    def __init__(self, servers: MemoryServers, manager: StateManager) -> None:
+        self.servers = servers
+        self.manager = manager
+        self.epoch = manager.acquire()
+        self.checkpoints: Mapping[str, Checkpoint | None] = self.epoch.checkpoints
+        self.state: State = {}
+        self.offset = 0
+        source = random.Random(1)
+        with self.worker("first") as worker:
+            self.batch(worker, {key(number): source.randbytes(100) for number in range(6_000)})
+            self.batch(worker, {key(7): b"seven", key(8): None})
+        servers.lose_disk()
+
+    @contextmanager
+    def worker(self, disk: str) -> Iterator[Worker]:
+        """A process that is killed in the end."""
+        with closing(Worker(self.servers, disk)) as worker:
+            yield worker
+
+    def open(self, worker: Worker) -> Attempt:
+        """Open an attempt at the newest checkpoint."""
+        return open_attempt(worker.config, TASK, self.checkpoints[TASK], self.epoch, host=worker.host, by_need=True)
+
+    def prepared(self, opened: Attempt, changes: Changes) -> PreparedCommit:
+        """Write, and prepare a commit."""
+        for name, value in changes.items():
+            store = opened.store("totals")
+            store.delete(name) if value is None else store.put(name, value)
+        self.offset += 1
+        return opened.prepare({"orders-0": self.offset})
+
+    def publish(self, prepared: PreparedCommit, changes: Changes) -> None:
+        """Make a commit the current one."""
+        self.checkpoints = self.manager.publish([prepared])
+        self.epoch = self.epoch.after_publish()
+        changed: dict[bytes, bytes | None] = {**self.state, **changes}
+        self.state = {name: value for name, value in changed.items() if value is not None}
+
+    def batch(self, worker: Worker, changes: Changes) -> None:
+        """Run and publish a batch."""
+        with self.open(worker) as opened:
+            prepared = self.prepared(opened, changes)
+        self.publish(prepared, changes)
+
+    def check(self, opened: Attempt) -> None:
+        """Compare everything."""
+        assert dict(opened.store("totals").range()) == self.state
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Let small tables be fetched by need, hold the rest back, and let what cannot be fetched be tried again soon."""
+    monkeypatch.setattr(snapshots, "_LARGE", 4 * 1024)
+    monkeypatch.setattr(flow, "_PAUSE_S", 0.01)
+    return Gate(monkeypatch)
+
+
+@pytest.fixture
+def job(gate: Gate) -> Iterator[Job]:
+    """A job that has published a snapshot and a segment, on machines that are gone."""
+    with (
+        closing_servers(MemoryServers(CONFIG)) as servers,
+        servers.manager(servers.on_disk(servers.config, "driver"), "spark-hash(bigint)") as manager,
+    ):
+        yield Job(servers, manager)
+
+
+@contextmanager
+def closing_servers(servers: MemoryServers) -> Iterator[MemoryServers]:
+    """Open servers for a block."""
+    servers.open()
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+def test_batches_begin_before_the_state_is_here(job: Job, gate: Gate) -> None:
+    """Attempts of a worker share what they fetch. When everything is here there is a local copy, and nothing is
+    fetched twice."""
+    with job.worker("second") as worker:
+        with job.open(worker) as opened:
+            (restored,) = opened.restored
+            assert restored.factory == "blob-store"
+            assert restored.bytes_to_come > 10 * restored.bytes_fetched
+            assert opened.store("totals").get(key(100)) == job.state[key(100)]
+            changes = {key(1): b"one", key(2): None}
+            prepared = job.prepared(opened, changes)
+        job.publish(prepared, changes)
+        shared = worker.shared
+        assert shared is not None
+        faults, fetched = shared.faults, shared.fetched
+        for number in range(3):
+            with job.open(worker) as opened:
+                assert opened.restored[0].bytes_fetched < 1_000  # the segment at most
+                assert opened.store("totals").get(key(100)) == job.state[key(100)]
+                assert opened.store("totals").get(key(1)) == b"one"
+                assert opened.store("totals").get(key(2)) is None
+                prepared = job.prepared(opened, changes := {key(100): b"%d" % number})
+            job.publish(prepared, changes)
+        assert (shared.faults, shared.fetched) == (faults, fetched)
+        with job.open(worker) as opened:
+            job.check(opened)
+        assert not worker.has_copy()
+        gate.open.set()
+        wait_until(worker.has_copy)
+        assert shared.fetched < 1.5 * restored.bytes_to_come  # blocks that reads needed are fetched again with the rest
+        with job.open(worker) as opened:
+            assert opened.restored[0].factory == "local"
+            job.check(opened)
+        assert worker.shared is None
+        job.batch(worker, {key(3): b"three"})
+        with job.open(worker) as opened:
+            job.check(opened)
+
+
+def test_of_two_attempts_only_the_published_one_counts(job: Job) -> None:
+    """A retry, and an attempt that runs somewhere else, see what was published and nothing else."""
+    with job.worker("second") as worker, job.worker("third") as other:
+        with job.open(worker) as opened:
+            job.prepared(opened, {key(1): b"never published"})
+        with job.open(worker) as opened, job.open(worker) as second:
+            job.check(opened)
+            job.prepared(opened, {key(2): b"never published"})
+            job.check(second)
+        job.batch(other, {key(3): b"elsewhere"})
+        with job.open(worker) as opened:
+            assert opened.restored[0].bytes_to_come
+            job.check(opened)
+        job.batch(worker, {key(4): b"here"})
+        with job.open(other) as opened:
+            job.check(opened)
+
+
+def test_a_snapshot_that_another_executor_has_made(job: Job) -> None:
+    """The segments before it are gone, so the state is opened again from the new snapshot."""
+    with job.worker("second") as worker:
+        job.batch(worker, {key(1): b"one"})
+        before = worker.shared
+        job.servers.reconfigure({"task.commit.snapshot.interval": "1 commit"})
+        with job.worker("third") as other:
+            job.batch(other, {key(2): b"two"})
+            job.batch(other, {key(3): b"three"})
+        with job.open(worker) as opened:
+            assert opened.restored[0].bytes_to_come
+            assert worker.shared is not before
+            job.check(opened)
+
+
+def test_a_takeover_and_an_older_checkpoint(job: Job) -> None:
+    """Between two batches, another driver takes the job over and publishes from another machine. Then somebody goes
+    back to an older checkpoint. Each attempt of the worker sees the checkpoint that it is given."""
+    with job.worker("second") as worker, job.worker("third") as other:
+        job.batch(worker, {key(1): b"one"})
+        before, state = dict(job.checkpoints), dict(job.state)
+        late = job.open(worker)
+        prepared = job.prepared(late, {key(1): b"too late"})
+        with job.servers.manager(job.servers.on_disk(job.servers.config, "driver 2"), "spark-hash(bigint)") as second:
+            older, job.manager = job.manager, second
+            job.epoch = second.acquire()
+            job.checkpoints = job.epoch.checkpoints
+            job.batch(other, {key(1): b"of the new driver"})
+            with pytest.raises(FencedError):
+                older.publish([prepared])
+            late.close()
+            with job.open(worker) as opened:
+                job.check(opened)
+            with open_attempt(worker.config, TASK, before[TASK], job.epoch, host=worker.host, by_need=True) as opened:
+                assert opened.restored[0].bytes_to_come
+                assert dict(opened.store("totals").range()) == state
+            with job.open(worker) as opened:
+                job.check(opened)
+
+
+def test_a_worker_dies_during_the_fill(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one on the machine takes over what was fetched."""
+    fetch_part, parts = Downloads.fetch_part, list[tuple[str, int]]()
+
+    def counted(*arguments: object) -> None:
+        if len(parts) == most:
+            raise UnavailableError("no answer")
+        parts.append((arguments[4].path.name, arguments[5]))  # type: ignore[attr-defined, arg-type]
+        fetch_part(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Downloads, "fetch_part", counted)
+    most = 3
+    gate.open.set()
+    with job.worker("second") as worker:
+        job.batch(worker, {key(1): b"one"})
+        wait_until(lambda: len(parts) == most)
+        opened = job.open(worker)  # it is open when the worker dies, and links the files
+        assert opened.store("totals").get(key(1)) == b"one"
+        opened.store("totals").put(key(2), b"lost")
+    most = 1_000
+    with job.worker("second") as worker:
+        with job.open(worker) as opened:
+            job.check(opened)
+        wait_until(worker.has_copy)
+        with job.open(worker) as opened:
+            assert opened.restored[0].factory == "local"
+            job.check(opened)
+    assert len(parts) == len(set(parts)) > 3
+
+
+def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read by need meanwhile, and begin from the copy of the first one. If that dies, another one goes on with
+    its files."""
+    fetch_part, parts = Downloads.fetch_part, list[object]()
+
+    def counted(*arguments: object) -> None:
+        parts.append((arguments[4].path.name, arguments[5]))  # type: ignore[attr-defined]
+        fetch_part(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Downloads, "fetch_part", counted)
+    with job.worker("second") as second:
+        with job.worker("second") as first:
+            job.batch(first, {key(1): b"one"})
+            with job.open(second) as opened:
+                job.check(opened)
+        job.batch(second, {key(2): b"two"})
+        gate.open.set()
+        wait_until(second.has_copy)
+        with job.worker("second") as third, job.open(third) as opened:
+            assert opened.restored[0].bytes_reused > 0
+            job.check(opened)
+    assert len(parts) == len(set(parts))
+
+
+def test_a_part_that_is_lost(job: Job, gate: Gate) -> None:
+    """The attempt that needs it fails, and the next one restores the whole state, which says which blob is missing."""
+    with job.worker("second") as worker:
+        with job.open(worker) as opened:
+            blobs = worker.host.services.blobs()
+            for found in list(list_blobs(blobs, "orders/1/")):
+                if found.blob_id.endswith(".0") and found.size > 100_000:
+                    blobs.delete(found.blob_id)
+            with pytest.raises(LocalStateLost):
+                dict(opened.store("totals").range())
+        with pytest.raises(StatemgrError, match="blob"):
+            job.open(worker)
+    with job.worker("second") as worker, pytest.raises(StatemgrError, match="blob"):
+        job.open(worker)  # Spark ends a worker after an error, so another process has to know it, too
+
+
+def test_a_blob_store_that_cannot_be_reached(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt fails with an error that may pass, and the next one continues."""
+
+    def unreachable(*_: object) -> memoryview:
+        raise UnavailableError("no answer")
+
+    with job.worker("second") as worker:
+        with job.open(worker) as opened, monkeypatch.context() as cut:
+            cut.setattr(Downloads, "get_range", unreachable)
+            with pytest.raises(StateUnreachable, match="no answer"):
+                opened.store("totals").get(key(3_000))
+        with job.open(worker) as opened:
+            job.check(opened)
+
+
+def test_a_commit_that_fills_another_backend(job: Job, gate: Gate) -> None:
+    """It needs all files, so it waits for them."""
+    job.servers.reconfigure({"task.backup.factories": ["blob-store", "kafka-changelog"]})
+    with job.worker("second") as worker, job.open(worker) as opened:
+        assert opened.restored[0].bytes_to_come
+        gate.open.set()
+        prepared = job.prepared(opened, {key(1): b"one"})
+        assert prepared is not None
+        assert all(store.is_whole for store in opened._open.values())
