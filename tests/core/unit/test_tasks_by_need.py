@@ -176,10 +176,10 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
         if len(parts) >= 2:
             raise AccessDenied("refused")
         fetch_part(*arguments)
-        parts.append((arguments[4].path.name, arguments[5]))
+        parts.append((arguments[3].path.name, arguments[4]))
 
     def noted(*arguments: Any) -> None:
-        parts.append((arguments[4].path.name, arguments[5]))
+        parts.append((arguments[3].path.name, arguments[4]))
         fetch_part(*arguments)
 
     monkeypatch.setattr(Downloads, "fetch_part", failing)
