@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -158,6 +159,8 @@ class _Table:
     local: SparseFile
     here: bytearray
     has_tail: bool = False
+    #: The tail that somebody fetches now.
+    coming_tail: Future[None] | None = None
     #: Held to write to it by need. ``coming``: how much the fill has written of the parts that it is writing.
     #: ``written``: those to which a read may have written after the fill. Nothing is written to a verified part.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -447,6 +450,25 @@ class PartialTables:
         self._count(end - begin)
 
     def _fetch_tail(self, table: _Table) -> None:
+        """Fetch a tail, or wait for it if somebody else does. Raises: the error of whoever fetched it."""
+        with self._lock:
+            coming, own = table.coming_tail, Future[None]()
+            if coming is None:
+                table.coming_tail = own
+        if coming is not None:
+            return coming.result()
+        try:
+            if not table.has_tail:
+                self._read_tail(table)
+            own.set_result(None)
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                table.coming_tail = None
+
+    def _read_tail(self, table: _Table) -> None:
         begin, foot = table.tail.offset, table.tail.foot
         for _ in range(2):
             data = memoryview(self._read(table, begin, table.file.size - len(foot)))
