@@ -24,7 +24,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-clouds test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-pythons test-containers lint format dev-up dev-down release clean
+.PHONY: help install docs demo bench test test-long test-heavy test-adopt test-by-need test-clouds test-spark-suites journeys soak fuzz test-faults test-all test-lowest test-pythons test-containers lint format dev-up dev-down release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,10 @@ test-adopt: $(STAMP) ## Adopt real applications of all shapes, and random ones (
 
 journeys: $(STAMP) ## Adopt, move, rescale and roll back other software's jobs of a million keys (KEYS=n)
 	@STATEMGR_TEST_JOURNEY_KEYS=$(or $(KEYS),1000000) $(BIN)/python -m pytest -s tests/operations/test_journeys.py $(PYTEST_ARGS)
+
+test-by-need: $(STAMP) ## Live random histories of states that are read by need (HISTORIES=10000, SEED=first seed)
+	@STATEMGR_TEST_HISTORIES=$(or $(HISTORIES),10000) STATEMGR_TEST_SEED=$(or $(SEED),0) $(BIN)/python -m pytest \
+		$(PARALLEL) tests/core/unit/test_tasks_by_need.py -k random_histories $(PYTEST_ARGS)
 
 test-clouds: $(STAMP) ## Run the tests of blob stores on fake-gcs-server, Azurite and two S3 servers
 	@$(BIN)/python -m pytest -m 'heavy or not heavy' tests/clouds $(PYTEST_ARGS)

@@ -51,6 +51,22 @@ class Call:
             print_table(headers, rows, empty=empty)
 
 
+def _addresses(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if any(not address.startswith(("http://", "https://")) for address in value):
+        raise click.UsageError("--metrics needs an address that begins with http:// or https://", ctx)
+    return value
+
+
+#: The option for what the processes of a job say themselves.
+metrics_option = click.option(
+    "--metrics",
+    multiple=True,
+    callback=_addresses,
+    metavar="URL",
+    help="Address of the metrics of a process of the job, for phases and restores. Repeatable.",
+)
+
+
 def duration(
     unit: str | None = "s", *, least: float = 0, most: float = inf
 ) -> Callable[[click.Context, click.Parameter, str | None], float | None]:

@@ -7,7 +7,7 @@ them. Touches the files that it is given.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from statemgr.transfer.hedging import Hedger
 from statemgr.transfer.plan import Fetch, Run, runs
 from statemgr.transfer.pool import Batch, Counter, Pool
 
-#: Bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
-_BUFFER = 1024 * 1024
+#: Most bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
+PIECE = 1024 * 1024
 
 
 class Downloads:
@@ -137,7 +137,7 @@ class Downloads:
             kept.add(part.size)
             done.add(part.size)
         else:
-            self.fetch_part(batch, file, number, target, offset, done)
+            self.fetch_part(file, number, target, offset, done, batch.check)
         # the only part of a file has been hashed already
         whole_is_known = len(file.parts) == 1 and part.hash == file.hash
         if target.part_done() and not whole_is_known and self.hash_of(target.path, 0, file.size) != file.hash:
@@ -155,11 +155,12 @@ class Downloads:
         )
 
     def fetch_part(
-        self, batch: Batch, file: FileIndex, number: int, target: NewFile, offset: int, done: Counter
+        self, file: FileIndex, number: int, target: NewFile, offset: int, done: Counter, check: Callable[[], None]
     ) -> None:
-        """Write a part of a file, verified, in a job of ``batch``. Raises: as :meth:`fetch_files`."""
+        """Write a part of a file, verified, from its beginning on. ``check`` is called before each piece, and ``done``
+        grows after it. Raises: as :meth:`fetch_files`, and what ``check`` raises."""
         with target.part() as fd:
-            destination = _IntoFile(target, fd, offset, self._buffer(), batch, done)
+            destination = _IntoFile(target, fd, offset, self._buffer(), check, done)
             self._read_verified(file.parts[number], destination, file.frame_of(number))
 
     # --- one blob ------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class Downloads:
     def _buffer(self) -> memoryview:
         """This thread's own buffer."""
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = read_buffer(_BUFFER)
+            self._local.buffer = read_buffer(PIECE)
         buffer: memoryview = self._local.buffer
         return buffer
 
@@ -263,24 +264,26 @@ class _IntoMemory(_Nowhere):
 
 
 class _IntoFile(_Nowhere):
-    """Writes to a part of a file, from ``offset`` on. Raises Cancelled once the batch has failed."""
+    """Writes to a part of a file, from ``offset`` on. Raises what ``check`` raises."""
 
-    def __init__(self, target: NewFile, fd: int, offset: int, buffer: memoryview, batch: Batch, done: Counter) -> None:
+    def __init__(
+        self, target: NewFile, fd: int, offset: int, buffer: memoryview, check: Callable[[], None], done: Counter
+    ) -> None:
         self._target = target
         self._fd = fd
         self._offset = offset
         self._buffer = buffer
-        self._batch = batch
+        self._check = check
         self._done = done
 
     def write(self, position: int, piece: memoryview) -> None:
-        self._batch.check()
+        self._check()
         self._target.write(self._fd, self._offset + position, piece)
         self._done.add(len(piece))
 
     def move(self, reader: BlobReader, position: int, wanted: int) -> memoryview | None:
         """The system copies from file to file, and the copied bytes are read back."""
-        self._batch.check()
+        self._check()
         offset = self._offset + position
         size = reader.copy_to(self._fd, offset, min(wanted, len(self._buffer)))
         if size is None:

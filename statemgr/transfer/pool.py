@@ -2,10 +2,13 @@
 
 The jobs of one call are a batch. Batches with waiting jobs take turns, so that a large one does not starve a small one;
 the jobs of a batch start in their order. No job waits for another one, so any number of callers can share a pool.
+
+A batch in the background has a :class:`Pace`, and gives way to what somebody waits for.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +23,12 @@ from statemgr.ports import Clock, Executors, wait_for
 _REPORT_INTERVAL_S = 0.2
 #: Most waiting jobs of one batch. This bounds the memory of a caller with a million files.
 _WINDOW = 1000
+#: Fewest jobs at a time of a transfer in the background: two move while the third one waits for its answer.
+_LEAST = 3
+#: Seconds after a read until nobody waits, and of a pause before a piece.
+_QUIET_S, _PAUSE_S = 1.0, 0.2
+#: Reads whose latency is known. One has waited if it took so much of the shortest latency longer, and so many seconds.
+_KNOWN, _SLOWER, _SLOWER_S = 64, 0.25, 0.003
 
 
 class Cancelled(RetryableError):
@@ -76,6 +85,7 @@ class Pool:
 
     def __init__(self, clock: Clock, executors: Executors, threads: int, most_bytes: int) -> None:
         self.clock = clock
+        self.threads = threads
         self._executor = executors.pool("transfer", threads)
         self._room = Room(clock, most_bytes)
         self._turns: deque[Batch] = deque()
@@ -136,9 +146,11 @@ class Batch:
         self.running = 0
         self.error: BaseException | None = None
 
-    def submit(self, job: Callable[[], object], size: int = 0) -> None:
-        """Add a job that moves ``size`` bytes. Blocks while too many are waiting. Raises: the first error so far."""
-        self._wait(lambda: len(self.waiting) < _WINDOW)
+    def submit(self, job: Callable[[], object], size: int = 0, pace: Pace | None = None) -> None:
+        """Add a job that moves ``size`` bytes. Blocks while too many are waiting, or more than ``pace`` allows are
+        waiting or running. Raises: the first error so far."""
+        allowed = pace.allowed if pace is not None else lambda: _WINDOW
+        self._wait(lambda: len(self.waiting) < _WINDOW and len(self.waiting) + self.running < allowed())
         self._pool.enqueue(self, job, size)
 
     def check(self) -> None:
@@ -173,6 +185,83 @@ class Batch:
             if is_ready:
                 return
             self._report()
+
+
+class Pace:
+    """How many jobs of a transfer in the background run at a time: few while somebody waits for the same server.
+
+    This works as LEDBAT (RFC 6817) does. The fastest of the last reads tells what one takes with nothing in its way. If
+    one took much longer, it had waited behind the background, which then has one job less at a time; otherwise it gets
+    a part of a job more. Safe to use from many threads.
+
+    Args:
+        most: jobs at a time while nobody waits.
+    """
+
+    def __init__(self, clock: Clock, most: int) -> None:
+        self._clock = clock
+        self._most = most
+        self._fewer = float(min(_LEAST, most))
+        self._reads = 0
+        #: From when on nobody waits, if nothing else is read.
+        self._quiet_s = -math.inf
+        self._took: deque[float] = deque(maxlen=_KNOWN)
+        self._running = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def read(self, *, alike: bool) -> Iterator[None]:
+        """A block in which somebody waits for a request. ``alike``: it asks for about as much as most."""
+        with self._changed:
+            self._reads += 1
+        took, begun = None, self._clock.elapsed()
+        try:
+            yield
+            took = self._clock.elapsed() - begun if alike else None
+        finally:
+            with self._changed:
+                self._reads -= 1
+                self._quiet_s = self._clock.elapsed() + _QUIET_S
+                if took is not None:
+                    self._learn(took)
+
+    def allowed(self) -> int:
+        """How many jobs may run now."""
+        with self._changed:
+            return self._allowed()
+
+    @contextmanager
+    def job(self) -> Iterator[Callable[[], None]]:
+        """A block that is one job. Yields what it calls before each piece of its work, and which may take a moment."""
+        with self._changed:
+            self._running += 1
+        try:
+            yield self._give_way
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify()
+
+    def _give_way(self) -> None:
+        with self._changed:
+            if self._running <= self._allowed():
+                return
+            self._running -= 1
+            # not for longer, because a server ends a connection on which nothing moves
+            wait_for(self._clock, self._changed, lambda: self._running < self._allowed(), _PAUSE_S)
+            self._running += 1
+
+    def _allowed(self) -> int:
+        quiet = not self._reads and self._clock.elapsed() >= self._quiet_s
+        return self._most if quiet else int(self._fewer)
+
+    def _learn(self, took: float) -> None:
+        self._took.append(took)
+        waited = took - min(self._took)
+        if waited > max(_SLOWER * min(self._took), _SLOWER_S):
+            self._fewer = max(self._fewer - 1, min(_LEAST, self._most))
+        else:
+            self._fewer = min(self._fewer + 1 / self._fewer, self._most)
 
 
 class Counter:

@@ -25,7 +25,7 @@ from statemgr.transfer.compression import compressed
 from statemgr.transfer.downloads import Downloads
 from statemgr.transfer.hedging import Hedger
 from statemgr.transfer.plan import Upload, cut
-from statemgr.transfer.pool import Batch, Counter, Pool, Room
+from statemgr.transfer.pool import Batch, Counter, Pace, Pool, Room
 
 T = TypeVar("T")
 #: Hedged uploads at a time, extra attempts included. Their threads mostly wait for the store.
@@ -81,6 +81,10 @@ class Transfer(Downloads):
         """Jobs of a caller's own, on the same threads and in turn with all others. ``report``: as of
         :meth:`Pool.batch`."""
         return self._pool.batch(report)
+
+    def pace(self) -> Pace:
+        """The pace of a batch in the background."""
+        return Pace(self._pool.clock, self._pool.threads)
 
     # --- uploads -------------------------------------------------------------------------------------------------
 

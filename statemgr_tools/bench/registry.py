@@ -23,6 +23,7 @@ TABLE = {
     "restore-partial": ("partial", True),
     "first-answer": ("first_answer", False),
     "first-second": ("first_answer", False),
+    "store-get": ("first_answer", False),
     "commit-vs-state": ("segments", True),
     "commit-bytes": ("segments", True),
     "commit-bytes-200": ("segments", False),

@@ -26,6 +26,8 @@ KINDS = (SEGMENTS, SNAPSHOTS)
 _UPDATES = 10_000
 _SMALL = 64 * MEBIBYTE
 _WARM_UP = 2
+#: Copies of a state on the disk while its restore is measured: the state, its backup and what is restored.
+_COPIES = 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,10 @@ def _by_need(session: Session) -> Picture:
     first: list[tuple[float | str, float]] = []
     whole: list[tuple[float | str, float]] = []
     with slow(session) as proxy:
-        for size in (64, 256, 1024, 4096):
+        for size in (64, 256, 1024, 4096, 16384):
+            if _COPIES * session.bytes(size * MEBIBYTE) > shutil.disk_usage(session.directory).free:
+                session.report(f"no space for a state of {size} MiB")
+                break
             made = backup(session, size * MEBIBYTE)
             x = made.state.bytes / MEBIBYTE
             session.report(f"the first answer of {made.state}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 import click
 
 from statemgr.config import JobConfig
-from statemgr.terminal.options import DEFAULT_FILE, json_option, overrides
+from statemgr.terminal.options import DEFAULT_FILE, json_option, metrics_option, overrides
 from statemgr.terminal.output import print_json, say
 
 _PORT = 8640
@@ -32,12 +32,7 @@ _PORT = 8640
 @click.option(
     "--allow-host", "hosts", multiple=True, metavar="NAME", help="Also answer requests for this host name. Repeatable."
 )
-@click.option(
-    "--metrics",
-    multiple=True,
-    metavar="URL",
-    help="Address of the metrics of a process of the jobs, for phases and restores. Repeatable.",
-)
+@metrics_option
 @click.option(
     "--most-bytes",
     default=1 << 30,
@@ -61,8 +56,6 @@ def command(
     The page shows tasks with lag, age, stage and owner; checkpoints; keys and values of stores; blobs. It has no
     password: whoever reaches the port can read the state of the jobs. --json prints the address as JSON.
     """
-    if any(not address.startswith(("http://", "https://")) for address in metrics):
-        raise click.UsageError("--metrics needs an address that begins with http:// or https://")
     from statemgr_tools.ui.model import JobView
     from statemgr_tools.ui.server import LOOPBACK, Application, make
 

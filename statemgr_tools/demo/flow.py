@@ -4,7 +4,8 @@
 2. send the input's rows to a topic
 3. run the pipeline; kill it in a phase that the seed chooses; delete its local state; start it again, restoring from
    the blob store and from the changelogs in turn, until it has run to the end
-4. recount the input, read the state from each backend and the output, compare them, and report the result
+4. recount the input, read the state from each backend and the output, compare them
+5. make a large state, open it before it is here, read a value, and fetch the rest
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from statemgr_tools.demo import verify
 from statemgr_tools.demo.bait import draw
 from statemgr_tools.demo.child import exit_on_signals, run_child
 from statemgr_tools.demo.dataset import Dataset, flights
+from statemgr_tools.demo.first_answer import FirstAnswer, first_answer
 from statemgr_tools.demo.measures import measures_of
 from statemgr_tools.demo.pipeline import Spec
 from statemgr_tools.demo.producing import forget_older_runs, produce
@@ -58,6 +60,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
             rows, starts = _work(settings, run, dataset, running, progress)
             config = write_config(run, settings, running, _RESTORE_ORDER)
             sides = _compare(settings, run, dataset, config, progress)
+            answer = _first_answer(settings, run, config, progress)
             listing = _list_checkpoints(run)
     return Summary(
         seed=settings.seed,
@@ -70,6 +73,7 @@ def demo(settings: Settings, environment: Mapping[str, str], console: Console) -
         sides=sides,
         listing=listing,
         seconds=time.monotonic() - began,
+        first_answer=answer,
     )
 
 
@@ -175,6 +179,15 @@ def _compare(
     sides.extend(verify.output(run.output))
     progress.advance(bar)
     return sides
+
+
+def _first_answer(settings: Settings, run: Run, config: JobConfig, progress: Progress) -> FirstAnswer:
+    bar = progress.add_task("a large state", total=1)
+    found = first_answer(
+        config, run.scratch / "first-answer", settings.seed, lambda step: progress.update(bar, description=step)
+    )
+    progress.update(bar, completed=1)
+    return found
 
 
 def _list_checkpoints(run: Run) -> str:

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemgr_tools.demo.first_answer import FirstAnswer
 from statemgr_tools.demo.summary import MigrationSummary, Start, Summary, differences, plain_text
 from statemgr_tools.demo.timeline import picture
 from statemgr_tools.demo.verify import Side
@@ -22,6 +23,8 @@ def page(summary: Summary, console: Console) -> None:
     console.rule(f"statemgr demo · seed {summary.seed} · {summary.rows:,} {summary.word} · blobs: {summary.blob}")
     console.print(starts_table(summary.starts))
     console.print(restores_table(summary.starts))
+    if summary.first_answer is not None:
+        console.print(first_answer_table(summary.first_answer))
     console.print("Checkpoints, as `statemgr checkpoints list` shows them", style="bold")
     console.print(summary.listing.rstrip(), markup=False, highlight=False, soft_wrap=True)
     _comparison(summary, console)
@@ -85,6 +88,17 @@ def restores_table(starts: Sequence[Start]) -> Table:
                 f"{restore['bytes_fetched']:,}",
                 f"{restore['records']:,}",
             )
+    return table
+
+
+def first_answer_table(found: FirstAnswer) -> Table:
+    """Show when a task with a large state answers, and when its whole state is here."""
+    table = _table("A large state from the blob store, on an empty disk", "restored")
+    for column in ("first answer, s", "bytes until then", "whole, s", "bytes"):
+        table.add_column(column, justify="right")
+    seconds = f"{found.first_seconds:.3f}", f"{found.whole_seconds:.3f}", f"{found.restore_seconds:.3f}"
+    table.add_row("by need", seconds[0], f"{found.fetched:,}", seconds[1], f"{found.bytes:,}")
+    table.add_row("as a whole", seconds[2], f"{found.bytes:,}", seconds[2], f"{found.bytes:,}")
     return table
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.first_answer import FirstAnswer
 from statemgr_tools.demo.timeline import Timeline
 from statemgr_tools.demo.verify import Side
 
@@ -55,7 +56,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Summary:
-    """A finished run. ``sides`` begins with the recount. ``rows`` is the number of rows on the topic."""
+    """A finished run. ``sides`` begins with the recount. ``rows`` is the number of rows on the topic.
+
+    ``first_answer``: how long a task with a large state takes to its first answer, and until its whole state is here.
+    """
 
     seed: int
     blob: str
@@ -67,6 +71,7 @@ class Summary:
     sides: Sequence[Side]
     listing: str
     seconds: float
+    first_answer: FirstAnswer | None = None
 
     @property
     def equal(self) -> bool:
@@ -92,6 +97,7 @@ class Summary:
                 }
                 for start in self.starts
             ],
+            "first_answer": asdict(self.first_answer) if self.first_answer is not None else None,
             "totals": totals(self.sides, self.measures),
             "equal": self.equal,
             "seconds": round(self.seconds, 3),

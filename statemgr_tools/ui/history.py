@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from statemgr_tools.ui.processes import Sample
+from statemgr.health.processes import Sample
 
 #: Seconds between the first points, and the most points.
 _EVERY_S, _MOST = 10.0, 240

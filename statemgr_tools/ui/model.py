@@ -19,13 +19,13 @@ from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingErro
 from statemgr.health.diagnosis import PATIENCE_S, Diagnosis
 from statemgr.health.overview import JobMonitor, JobOverview
 from statemgr.health.problems import Problem, in_order, of_error
+from statemgr.health.processes import Fill, Processes, Sample
 from statemgr.health.slow_reads import Patient
 from statemgr.health.stages import positions, survey
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
 from statemgr.ports import ReadableStore
 from statemgr_tools.ui.checks import Checks, Run
 from statemgr_tools.ui.history import History, Point, point
-from statemgr_tools.ui.processes import Processes, Sample
 
 T = TypeVar("T")
 #: Number of a task's newest checkpoints on its page.
@@ -269,6 +269,10 @@ class JobView:
     def samples(self) -> tuple[list[Sample], list[str]]:
         """Return the job's numbers from the metrics of its processes, and why an address could not be read."""
         return self._processes.samples()
+
+    def fills(self) -> list[Fill]:
+        """Return what is still to come of open stores, from the metrics of the job's processes."""
+        return self._processes.fills()
 
     def close(self) -> None:
         """Close clients and the open store. Running checks end with an error."""

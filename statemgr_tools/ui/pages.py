@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from statemgr.config import StoreConfig
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.health.overview import ORDERS, JobOverview, TaskOverview
+from statemgr.health.processes import FILL_HEADERS, FILL_METRICS, Fill, Sample
 from statemgr.health.verify_blobs import Verified
 from statemgr.logs import counted
 from statemgr.model.checkpoint import CheckpointRecord
@@ -23,7 +24,6 @@ from statemgr_tools.ui.faults import deeper_checks, names, runbook, wrong
 from statemgr_tools.ui.history import Point
 from statemgr_tools.ui.markup import Child, Markup, alert, facts, join, prose, table, tag
 from statemgr_tools.ui.model import CheckpointLine, Found, JobView
-from statemgr_tools.ui.processes import Sample
 
 Parameters = Mapping[str, str]
 #: Tasks on one page, and in a chart.
@@ -96,6 +96,7 @@ def tasks(view: JobView, given: Parameters) -> Page:
             _history(view.history.points),
             table("Tasks, those with a problem first", headers, rows, "The job has no checkpoint yet."),
             _pages(start, len(ordered), {"sort": order}),
+            _fills(view.fills()),
             _metrics("Restores, by backend and reason", _restores(samples), view),
             _metrics("Failures, by the class of the error", _failures(samples), view) if view.metrics else None,
         ]
@@ -363,14 +364,15 @@ def _phases(samples: Iterable[Sample]) -> list[tuple[str, float, str]]:
 
 
 def _restores(samples: Iterable[Sample]) -> list[Sample]:
-    """Show the finished restores by backend, those in progress, and what is still to come of open stores."""
-    found = [one for one in samples if "restore" in one.name]
-    ended = {
-        "statemgr_restore_progress_ratio": 1,
-        "statemgr_restore_bytes_to_come": 0,
-        "statemgr_restore_seconds_to_come": 0,
-    }
-    return [one for one in found if one.value != ended.get(one.name)]
+    """Show the finished restores by backend, and those in progress."""
+    found = [one for one in samples if "restore" in one.name and one.name not in FILL_METRICS]
+    return [one for one in found if one.name != "statemgr_restore_progress_ratio" or one.value != 1]
+
+
+def _fills(found: Sequence[Fill]) -> Child:
+    """Show the stores that are open while something of them is still to come."""
+    rows = [one.cells() for one in found]
+    return table("Stores that work while the rest of them is fetched", FILL_HEADERS, rows, "") if rows else None
 
 
 def _failures(samples: Iterable[Sample]) -> list[Sample]:

@@ -13,11 +13,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError
+from statemgr_tools.demo import first_answer as demo_first_answer
 from statemgr_tools.demo.child import Outcome, exit_on_signals
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
+from statemgr_tools.demo.show import first_answer_table
 from statemgr_tools.demo.summary import Start, Summary
 from statemgr_tools.demo.timeline import Sample, Timeline, picture, save
 from statemgr_tools.demo.verify import Side
@@ -135,6 +138,28 @@ def test_the_summary_as_json() -> None:
     assert summary(3, sides[:2])["equal"] is False
     assert summary(2, sides)["equal"] is False
     assert summary(2, sides)["totals"]["blob state"]["different_keys"] == 1  # type: ignore[index]
+
+
+def test_the_first_answer_of_a_large_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state is made in the run's blob store, and the first answer needs a small part of it. No files are left."""
+    monkeypatch.setattr(demo_first_answer, "_COUNT", 100_000)
+    job: dict[str, object] = {
+        "job.name": "demo",
+        "kafka.bootstrap.servers": "localhost:1",
+        "state.dir": str(tmp_path / "state"),
+        "stores.totals.type": "rocksdb",
+        "blob.store.uri": (tmp_path / "blobs").as_uri(),
+    }
+    scratch = tmp_path / "scratch"
+    found = demo_first_answer.first_answer(JobConfig.from_mapping(job), scratch, 1, lambda _: None)
+    assert not scratch.exists()
+    assert found.first_seconds < found.whole_seconds
+    assert found.fetched < found.bytes / 10
+    assert found.bytes > 100_000 * 100
+    console = Console(file=io.StringIO(), width=120)
+    console.print(first_answer_table(found))
+    assert isinstance(console.file, io.StringIO)
+    assert f"{found.bytes:,}" in console.file.getvalue()
 
 
 def test_the_picture_of_a_migration(tmp_path: Path) -> None:

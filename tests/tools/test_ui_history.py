@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from statemgr.health.processes import Sample
 from statemgr_tools.ui import history
 from statemgr_tools.ui.history import History, Point, point
 from statemgr_tools.ui.pages import _history
-from statemgr_tools.ui.processes import Sample
 
 
 def test_a_point_sums_stores_and_takes_the_slowest_commit() -> None:

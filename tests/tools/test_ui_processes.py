@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from rich.console import Console
 
+from statemgr.health.overview import JobOverview
 from statemgr.health.problems import Fault
-from statemgr_tools.ui.processes import Processes
+from statemgr.health.processes import FILL_METRICS, Fill, Processes
+from statemgr.operations.top import command as top
+from statemgr_tools.ui import pages
 from tests.blob_faults import ManualClock
 
 SAMPLE = 'statemgr_failures_total{{job="{job}",kind="{kind}"}} {count}\n'
@@ -105,3 +110,36 @@ def test_a_process_that_does_not_answer_is_named() -> None:
     assert "http://127.0.0.1:1/metrics" in found.part
     assert "refused" in found.detail
     assert list(Processes([], "orders", ManualClock()).problems()) == []
+
+
+def test_what_is_still_to_come_of_a_store(server: Server) -> None:
+    """A store that works before all of it is here has its rate, its waiting reads and its end, on the page and in
+    `top`; one that is whole is not listed."""
+
+    def say(to_come: int, seconds: float, faults: int) -> None:
+        labels = '{job="orders",task="Partition 0",store="totals"}'
+        whole = '{job="orders",task="Partition 0",store="other"}'
+        values = zip(FILL_METRICS, (to_come, seconds, faults), strict=True)
+        lines = [f"{name}{labels} {value}\n{name}{whole} 0\n" for name, value in values]
+        server.answers["/metrics"] = 200, "".join(lines)
+
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    say(100 << 20, 50.0, 30)
+    assert processes.fills() == [Fill("Partition 0", "totals", 100 << 20, 2 << 20, 50.0, None)]
+    clock.now += 10
+    say(80 << 20, 40.0, 80)
+    (fill,) = processes.fills()
+    assert (fill.bytes, fill.rate, fill.seconds, fill.faults) == (80 << 20, 2 << 20, 40.0, 5.0)
+    shown = str(pages._fills([fill]))
+    nothing = JobOverview("orders/1", "topic", 1, False, 0, 0, {}, {}, (), 0, 0, ())
+    console = Console(file=io.StringIO(), width=120)
+    console.print(top._shown(top.Reading(nothing, [], [fill]), "lag"))
+    assert isinstance(console.file, io.StringIO)
+    for cell in ("totals", "80.0 MiB", "2.0 MiB/s", "5.0/s", "40 s"):
+        assert cell in shown
+        assert cell in console.file.getvalue()
+    clock.now += 10
+    say(0, 0.0, 80)
+    assert processes.fills() == []
+    assert pages._fills([]) is None

@@ -9,7 +9,7 @@ Steps of :func:`open_by_need`:
 
 The first look into a table fetches its tail, which has the filter and the index, and then a block.
 :meth:`StateByNeed.fetch_rest` brings everything else, for a task that owns the store: all tails, and then the parts of
-the files, those of hot files first.
+the files, those of hot files first. It gives way to reads (:class:`statemgr.transfer.pool.Pace`).
 
 Every byte is verified before it is used: a tail by its hash in the index, a block by RocksDB's checksum, which also
 depends on its file and its place, and a part that is stored compressed by its own hash; in the end, each file by its
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -50,7 +51,8 @@ from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.phases import Phase
 from statemgr.ports import Clock, RestoreRequest, StoreIdentity, no_progress
 from statemgr.services import Services
-from statemgr.transfer.pool import Batch, Counter
+from statemgr.transfer.downloads import PIECE
+from statemgr.transfer.pool import Batch, Counter, Pace
 from statemgr.transfer.transfer import Transfer
 
 #: From this many tables, the most open files are this many times as many. Then RocksDB opens 16 of them with the store,
@@ -58,8 +60,8 @@ from statemgr.transfer.transfer import Transfer
 _MANY, _OPEN = 500, 4
 #: The least that is fetched of a table.
 CHUNK = 16 * 1024
-#: The most chunks that are fetched ahead of a scan.
-_AHEAD = 512
+#: The most chunks that are fetched ahead of a scan. Requests for a few take about as long as each other.
+_AHEAD, _FEW = 512, 4
 #: How often a part is fetched while reads by need write something else to it.
 _TRIES = 3
 #: Keys of one call that are read at once.
@@ -228,8 +230,12 @@ class _Table:
     local: SparseFile
     here: bytearray
     has_tail: bool = False
-    #: Held to write to it by need. ``written``: parts to which that was done. None is done to a verified part.
+    #: The tail that somebody fetches now.
+    coming_tail: Future[None] | None = None
+    #: Held to write to it by need. ``coming``: how much the fill has written of the parts that it is writing.
+    #: ``written``: those to which a read may have written after the fill. Nothing is written to a verified part.
     lock: threading.Lock = field(default_factory=threading.Lock)
+    coming: dict[int, Counter] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     verified: set[int] = field(default_factory=set)
     is_whole: bool = False
@@ -253,6 +259,40 @@ class _Table:
         stop = (min(end, self.tail.offset) + CHUNK - 1) // CHUNK
         return [chunk for chunk in range(start // CHUNK, stop) if not self.here[chunk]]
 
+    def is_written(self, start: int, end: int) -> bool:
+        """Whether the fill has written a range of bytes. They may be of a part that it has not verified yet."""
+        with self.lock:
+            written = {number: counter.value for number, counter in self.coming.items()}
+        return all(
+            part.number in self.verified
+            or min(end, part.offset + part.ref.size) <= part.offset + written.get(part.number, 0)
+            for part in self.parts
+            if part.overlaps(start, end)
+        )
+
+    @contextmanager
+    def filled(self, part: _Part) -> Iterator[Counter]:
+        """A block that writes a part from its beginning on. Yields what counts its bytes after it has written them."""
+        with self.lock:
+            self.written.discard(part.number)
+            coming = self.coming[part.number] = Counter()
+        try:
+            yield coming
+        finally:
+            with self.lock:
+                del self.coming[part.number]
+
+    def put(self, start: int, data: memoryview) -> None:
+        """Write what a read needs to parts that are not verified."""
+        for part in self.parts:
+            first, after = max(part.offset, start), min(part.offset + part.ref.size, start + len(data))
+            if first >= after or part.number in self.verified:
+                continue
+            self.local.put(first, data[first - start : after - start])
+            coming = self.coming.get(part.number)
+            if coming is None or first < part.offset + coming.value + PIECE:  # otherwise the fill writes over it
+                self.written.add(part.number)
+
     def is_verified(self, start: int, end: int) -> bool:
         """Whether all parts of a range of bytes are verified."""
         return all(part.number in self.verified for part in self.parts if part.overlaps(start, end))
@@ -271,6 +311,7 @@ class PartialTables:
         owned: bool,
     ) -> None:
         self._transfer = transfer
+        self._pace = transfer.pace()
         self._note_damage = damaged
         #: Whether a part was found missing or damaged in the blob store.
         self.is_damaged = False
@@ -310,7 +351,7 @@ class PartialTables:
         """See :meth:`statemgr.ports.PartialState.fetch_rest`."""
         with self._said_of_damage():
             self._fetch_tails(list(self._tables.values()), check)
-            self._fetch_parts(list(self._tables.values()), check)
+            self._fetch_parts(list(self._tables.values()), check, self._pace)
             for table in self._tables.values():
                 self._finish(table)  # unless it is done, because something else failed when it was tried
 
@@ -321,7 +362,9 @@ class PartialTables:
                 if not table.has_tail:
                     batch.submit(partial(self._fetch_tail, table))
 
-    def _fetch_parts(self, tables: Sequence[_Table], check: Callable[[], None] = lambda: None) -> None:
+    def _fetch_parts(
+        self, tables: Sequence[_Table], check: Callable[[], None] = lambda: None, pace: Pace | None = None
+    ) -> None:
         """Fetch and verify what is missing of these tables, the hottest at each moment first."""
         waiting = {table.file.name: parts for table in tables if (parts := table.waiting)}
         each = [part.ref.size for parts in waiting.values() for part in parts]
@@ -333,18 +376,23 @@ class PartialTables:
                 part = parts.pop(0)
                 if not parts:
                     del waiting[table.file.name]
-            self._fetch_part(batch, table, part)
+            with pace.job() if pace is not None else nullcontext(lambda: None) as give_way:
+
+                def check_and_give_way() -> None:
+                    batch.check()
+                    give_way()
+
+                self._fetch_part(table, part, check_and_give_way)
 
         with self._transfer.batch(check) as batch:
             for _ in each:
-                batch.submit(partial(fetch_next, batch), max(each))
+                batch.submit(partial(fetch_next, batch), max(each), pace)
 
-    def _fetch_part(self, batch: Batch, table: _Table, part: _Part) -> None:
+    def _fetch_part(self, table: _Table, part: _Part, check: Callable[[], None]) -> None:
         for _ in range(_TRIES):
             if not self._transfer.is_there(table.local, part.ref, part.offset):
-                with table.lock:
-                    table.written.discard(part.number)
-                self._transfer.fetch_part(batch, table.file, part.number, table.local, part.offset, Counter())
+                with table.filled(part) as coming:
+                    self._transfer.fetch_part(table.file, part.number, table.local, part.offset, coming, check)
                 self._count(part.ref.size)
             with table.lock:
                 if part.number in table.verified:
@@ -425,7 +473,8 @@ class PartialTables:
         if time == 2:
             for chunk in range(hole.offset // CHUNK, -(-end // CHUNK)):
                 table.here[chunk] = 0
-        if missing := table.missing(hole.offset, end):
+        missing = table.missing(hole.offset, end)
+        if missing and not (first and table.is_written(hole.offset, end)):
             self._fetch(table, missing[0], self._ahead(table, missing))
         return True
 
@@ -445,7 +494,8 @@ class PartialTables:
         if table.has_tail:
             return False
         if self.is_open:
-            self._fetch_tail(table)
+            with self._pace.read(alike=False):
+                self._fetch_tail(table)
             return True
         others = [one for one in self._tables.values() if not one.has_tail and one is not table]
         others.sort(key=lambda one: one.file.size - one.tail.offset)
@@ -465,19 +515,35 @@ class PartialTables:
     def _fetch(self, table: _Table, start: int, stop: int) -> None:
         """Fetch chunks."""
         begin, end = self._bounds(table, start * CHUNK, min(stop * CHUNK, table.tail.offset))
-        data = memoryview(self._read(table, begin, end))
+        with self._pace.read(alike=end - begin <= _FEW * CHUNK):
+            data = memoryview(self._read(table, begin, end))
         last = len(table.here) if end >= table.tail.offset else end // CHUNK
         with table.lock:
-            for part in table.parts:
-                first, after = max(part.offset, begin), min(part.offset + part.ref.size, end)
-                if first < after and part.number not in table.verified:
-                    table.written.add(part.number)
-                    table.local.put(first, data[first - begin : after - begin])
+            table.put(begin, data)
             for chunk in range(-(-begin // CHUNK), last):
                 table.here[chunk] = 1
         self._count(end - begin)
 
     def _fetch_tail(self, table: _Table) -> None:
+        """Fetch a tail, or wait for it if somebody else does. Raises: the error of whoever fetched it."""
+        with self._lock:
+            coming, own = table.coming_tail, Future[None]()
+            if coming is None:
+                table.coming_tail = own
+        if coming is not None:
+            return coming.result()
+        try:
+            if not table.has_tail:
+                self._read_tail(table)
+            own.set_result(None)
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                table.coming_tail = None
+
+    def _read_tail(self, table: _Table) -> None:
         begin, foot = table.tail.offset, table.tail.foot
         for _ in range(2):
             data = memoryview(self._read(table, begin, table.file.size - len(foot)))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.terminal.options import Call, duration, job_options
+from statemgr.terminal.options import Call, duration, job_options, metrics_option
 from statemgr.terminal.output import console, describe, moment, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from statemgr.health.diagnosis import Diagnosis
-    from statemgr.health.overview import JobMonitor, JobOverview, TaskOverview
+    from statemgr.health.overview import JobOverview
     from statemgr.health.problems import Problem
+    from statemgr.health.processes import Fill
+    from statemgr.ports import Clock
 
 #: Lines of the screen that are not rows of the table.
 _FRAME = 7
@@ -28,6 +29,15 @@ _LOOK_S = 0.1
 _LAST_S = 0.5
 #: As ``statemgr.health.overview.ORDERS``, which this module loads only when it runs.
 _ORDERS = ("lag", "age", "task")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is shown at one moment: the job, its faults, and what is still to come of open stores."""
+
+    overview: JobOverview
+    problems: Sequence[Problem]
+    fills: Sequence[Fill]
 
 
 @click.command("top", short_help="Show the tasks by lag and age, refreshed.")
@@ -44,34 +54,41 @@ _ORDERS = ("lag", "age", "task")
     metavar="TIME",
     help="Time between two readings.",
 )
-def command(call: Call, once: bool, order: str, interval: float) -> None:
+@metrics_option
+def command(call: Call, once: bool, order: str, interval: float, metrics: tuple[str, ...]) -> None:
     """Show the tasks of the job by lag and age, refreshed. The job may be running.
 
     The lag is the number of messages in the input after the checkpoint, and the age is the time since the checkpoint
     was published. Above the tasks are the faults that were found; docs/runbook.md says what to do about each. Tasks
-    with a problem come first.
+    with a problem come first. With --metrics, below them are the stores that work while the rest of them is fetched.
     """
     from contextlib import ExitStack, closing
 
     from statemgr.health.diagnosis import Diagnosis
     from statemgr.health.overview import JobMonitor
+    from statemgr.health.processes import Processes
 
     with ExitStack() as clients:
         monitor = clients.enter_context(JobMonitor(call.config))
         diagnosis = clients.enter_context(closing(Diagnosis(monitor)))
-        if call.as_json or once or not console().is_terminal:
+        processes = Processes(metrics, call.config.job_name, monitor.services.clock)
+
+        def read() -> Reading:
             found = monitor.overview(call.tasks)
-            wrong = diagnosis.problems(found)
+            return Reading(found, diagnosis.problems(found), processes.fills())
+
+        if call.as_json or once or not console().is_terminal:
+            found = read()
             if call.as_json:
-                print_json(_as_json(found, wrong, order))
+                print_json(_as_json(found, order))
             else:
-                console().print(_shown(found, wrong, found.ordered(order)))
+                console().print(_shown(found, order))
             return
-        if not _refresh(monitor, diagnosis, call.tasks, order, interval):
+        if not _refresh(read, monitor.services.clock, order, interval):
             clients.pop_all()  # a reading waits for a server: the end of the process ends it
 
 
-def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], order: str, interval: float) -> bool:
+def _refresh(read: Callable[[], Reading], clock: Clock, order: str, interval: float) -> bool:
     """Show readings until Ctrl-C. If one fails, the reading before it stays, with the error.
 
     Readings run on another thread, because the Kafka client loses an interrupt that arrives within its code. This one
@@ -85,11 +102,7 @@ def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], or
 
     from statemgr.health.slow_reads import Patient
 
-    def read() -> tuple[JobOverview, list[Problem]]:
-        found = monitor.overview(tasks)
-        return found, diagnosis.problems(found)
-
-    out, clock = Console(highlight=False), monitor.services.clock
+    out = Console(highlight=False)
     readings = Patient(read, clock, fresh_s=interval)
     shown: RenderableType = Text("reading the checkpoint topic …")
     ended = threading.Event()
@@ -106,23 +119,24 @@ def _refresh(monitor: JobMonitor, diagnosis: Diagnosis, tasks: Sequence[str], or
                     error = Text(f"error: {describe(answer.error)}", style="bold red")
                     live.update(Group(error, shown), refresh=True)
                 elif answer.value is not None:
-                    found, wrong = answer.value
-                    shown = _shown(found, wrong, found.ordered(order), out.size.height - _FRAME)
+                    shown = _shown(answer.value, order, out.size.height - _FRAME)
                     live.update(shown, refresh=True)
         return readings.ends_within(_LAST_S)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _shown(
-    found: JobOverview, wrong: Sequence[Problem], ordered: Sequence[TaskOverview], most: int | None = None
-) -> RenderableType:
+def _shown(reading: Reading, order: str, most: int | None = None) -> RenderableType:
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
-    rows = ordered if most is None else ordered[: max(most - len(wrong), 1)]
+    from statemgr.health.processes import FILL_HEADERS
+
+    found, wrong, fills = reading.overview, reading.problems, reading.fills
+    ordered = found.ordered(order)
+    rows = ordered if most is None else ordered[: max(most - len(wrong) - (len(fills) and len(fills) + 2), 1)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("task", "lag", "age", "stage", "owner", "checkpoint", "problem"):
         table.add_column(header, justify="right" if header in ("lag", "age") else "left", overflow="fold")
@@ -144,6 +158,13 @@ def _shown(
     lines += [Text(), table]
     if len(rows) < len(ordered):
         lines.append(Text(f"… and {len(ordered) - len(rows)} more tasks (--once prints all)"))
+    if fills:
+        coming = Table(box=None, pad_edge=False, header_style="bold")
+        for header in FILL_HEADERS:
+            coming.add_column(header, justify="left" if header in ("task", "store") else "right", overflow="fold")
+        for fill in fills:
+            coming.add_row(*map(escape, fill.cells()))
+        lines += [Text(), coming]
     return Group(*lines)
 
 
@@ -165,10 +186,12 @@ def seconds(age_s: float) -> str:
     return f"{age_s:.1f} s" if age_s < 10 else duration(round(age_s * 1000))
 
 
-def _as_json(found: JobOverview, wrong: Sequence[Problem], order: str) -> dict[str, Any]:
+def _as_json(reading: Reading, order: str) -> dict[str, Any]:
+    found = reading.overview
     return {
         **asdict(found),
         "oldest_s": found.oldest_s,
-        "problems": [{"fault": one.fault.value, "part": one.part, "detail": one.detail} for one in wrong],
+        "problems": [{"fault": one.fault.value, "part": one.part, "detail": one.detail} for one in reading.problems],
         "tasks": [asdict(task) for task in found.ordered(order)],
+        "fills": [asdict(fill) for fill in reading.fills],
     }

@@ -1,5 +1,5 @@
-"""``first-answer``, ``get-by-need``, ``time-to-whole`` and ``first-second``: a store is open before all of its state is
-here.
+"""``first-answer``, ``get-by-need``, ``time-to-whole``, ``first-second`` and ``store-get``: a store that is open before
+all of its state is here.
 
 The S3 server is behind a proxy that adds 24 ms to each request, and lets 200 MB/s through. A process opens the store by
 need, reads one random key, reads more of them, and then fetches the rest. The whole restore has the same proxy. Some
@@ -8,20 +8,30 @@ lines are for a proxy that does not limit the bandwidth.
 
 from __future__ import annotations
 
+import json
+import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from statemgr.config import JobConfig
+from statemgr_tools.bench import records
 from statemgr_tools.bench.backups import Backup, backup_of
-from statemgr_tools.bench.fresh import in_fresh_process
-from statemgr_tools.bench.measure import Sample, interleaved
+from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
+from statemgr_tools.bench.jobs import publish
+from statemgr_tools.bench.measure import Sample, interleaved, seconds
 from statemgr_tools.bench.memory import fresh_place
 from statemgr_tools.bench.peers import slatedb
 from statemgr_tools.bench.proxy import LATENCY_S, SlowProxy, fixed
 from statemgr_tools.bench.registry import case
 from statemgr_tools.bench.result import Line, Target, alone, compared
+from statemgr_tools.bench.seed import STORE
 from statemgr_tools.bench.session import GIBIBYTE, MEBIBYTE, Session, changed
 from statemgr_tools.bench.states import state_of
 
@@ -103,6 +113,42 @@ def first_second(session: Session) -> Iterator[Line]:
     yield compared(
         "first-second", after, "updates a second after the fill", "a whole state", whole, Target("at least", 0.95)
     )
+
+
+@case("store-get")
+def store_get(session: Session) -> Iterator[Line]:
+    """One key of 4 GiB in S3, read by ``statemgr store get``, with the start of its process."""
+    large = backup(session, 4 * GIBIBYTE)
+    published = changed(large.config, **session.servers.kafka())
+    publish(published, large.checkpoint)
+
+    def read(number: int, config: JobConfig) -> float:
+        file = session.fresh("store-get") / "job.toml"
+        # JSON's strings, numbers and arrays are TOML's
+        file.write_text(
+            "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.to_mapping().items())
+        )
+        key = random.Random(number).randrange(large.state.records)
+        return seconds(partial(_store_get, file, f"0x{records.key(key).hex()}"))
+
+    with slow(session) as proxy:
+        distant = changed(published, blob__store__s3__endpoint=proxy.endpoint)
+        found = interleaved(
+            {"near": lambda number: read(number, published), "distant": lambda number: read(number, distant)},
+            session.rounds,
+            session.report,
+        )
+    command = f"s of `statemgr store get` on {large.state} in S3"
+    yield alone("store-get", found["near"].median(), command, "", Target("at most", 1.0, "value"))
+    yield alone("store-get", found["distant"].median(), command, _LIMITED)
+
+
+def _store_get(file: Path, key: str) -> None:
+    """Raises: MeasurementFailed."""
+    command = [sys.executable, "-m", "statemgr", "store", "get", STORE, key, "--config", str(file)]
+    run = subprocess.run([*command, "--key-serde", "bytes"], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise MeasurementFailed(f"the key was not read: {run.stderr.strip()[-2000:]}")
 
 
 def _slatedb(session: Session, small: Backup) -> float:

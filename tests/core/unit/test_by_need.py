@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,15 @@ import pytest
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need, snapshots
 from statemgr.backends.blobs.tables import replay
-from statemgr.errors import ClosedError, CorruptBlob, DiskFull, MissingBlob, RetryableError, UnavailableError
+from statemgr.errors import (
+    ClosedError,
+    CorruptBlob,
+    DiskFull,
+    MissingBlob,
+    RetryableError,
+    StateUnreachable,
+    UnavailableError,
+)
 from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.partial import Hole, PartialStore
@@ -137,6 +147,36 @@ def test_one_key_costs_little(
         absent = [key(number) for number in range(3_001, 24_000, 42)]
         assert store.get_many(absent) == [None] * len(absent)
         assert len(sizes) < len(absent) / 20
+
+
+def test_threads_that_need_the_same_tail_fetch_it_once(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of keys looks into the same table at once. If the tail cannot be fetched, all of them say so."""
+    asked: list[int] = []
+    read = Downloads.get_range
+
+    def slow(self: Downloads, ref: Any, offset: int, size: int) -> memoryview:
+        asked.append(offset)
+        time.sleep(0.2)
+        return read(self, ref, offset, size)
+
+    def unreachable(*_: object) -> memoryview:
+        time.sleep(0.2)
+        return _unreachable()
+
+    config, marker, _ = published
+    with opened(config, marker, tmp_path) as store, ThreadPoolExecutor(8) as threads:
+        tables = store.supply.__self__  # type: ignore[attr-defined]
+        name, table = next(iter(tables._tables.items()))
+        hole = Hole(name, table.tail.offset, 100)
+        table.has_tail = False
+        monkeypatch.setattr(Downloads, "get_range", unreachable)
+        failed = [one.exception(20) for one in [threads.submit(store.supply, hole, 1) for _ in range(8)]]
+        assert {type(error) for error in failed} == {StateUnreachable}
+        monkeypatch.setattr(Downloads, "get_range", slow)
+        assert [one.result(20) for one in [threads.submit(store.supply, hole, 1) for _ in range(8)]] == [True] * 8
+    assert len(asked) == 1
 
 
 def test_nothing_is_made_from_a_store_with_holes(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
@@ -354,17 +394,21 @@ def test_a_late_read_does_not_damage_a_verified_file(
     assert state is not None
     assert isinstance(state.store, PartialStore)
     store, names, fetch_part = state.store, [path.name for path in parts.glob("*.sst")], Downloads.fetch_part
-    get_range, wrong = Downloads.get_range, list[str]()
+    get_range, wrong = Downloads.get_range, list[bytes]()
 
     def get(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
         if offset < by_need.CHUNK:
-            wrong.append(ref.blob_id)
+            wrong.append(ref.hash)
             return memoryview(bytes(size))
         return get_range(self, ref, offset, size)
 
     def late(self: Downloads, *arguments: Any) -> None:
         fetch_part(self, *arguments)
-        store.supply(Hole(arguments[3].path.name, 0, 4000), 1)
+        own, before = arguments[0].parts[arguments[1]].hash, list(wrong)
+        store.supply(Hole(arguments[2].path.name, 0, 4000), 1)  # the fill has written it already
+        assert wrong.count(own) == before.count(own)
+        if own not in before:  # as a read does that has failed twice
+            store.supply(Hole(arguments[2].path.name, 0, 4000), 2)
 
     monkeypatch.setattr(Downloads, "get_range", get)
     monkeypatch.setattr(Downloads, "fetch_part", late)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
 from statemgr.local.machine import SystemClock, Threads
-from statemgr.transfer.pool import Pool
+from statemgr.transfer.pool import Pace, Pool
+from tests.blob_faults import ManualClock
 
 LIMIT_S = 20
 
@@ -102,3 +104,83 @@ def test_a_wait_after_work_is_given_up_keeps_no_processor_busy() -> None:
         batch.submit(lambda: go.wait(LIMIT_S))
     pool.close()
     assert clock.elapsed() - began > 0.02
+
+
+def read(clock: ManualClock, pace: Pace, seconds: float, *, alike: bool = True) -> int:
+    """Read something that takes so long. Returns: how many jobs may run in the background then."""
+    with pace.read(alike=alike):
+        clock.now += seconds
+    return pace.allowed()
+
+
+def test_a_background_gives_way_while_reads_wait_behind_it() -> None:
+    """It gets slower as long as reads take longer than the fastest, and faster again when they do not."""
+    clock = ManualClock()
+    pace = Pace(clock, 8)
+    assert pace.allowed() == 8
+    with pace.read(alike=True):
+        assert pace.allowed() == 3
+        clock.now += 0.02
+    assert [read(clock, pace, 0.021) for _ in range(30)][-1] == 8
+    assert [read(clock, pace, 0.04) for _ in range(8)] == [7, 6, 5, 4, 3, 3, 3, 3]
+    assert read(clock, pace, 2.0, alike=False) == 3  # a read of much more says nothing
+    clock.now += 0.9
+    assert pace.allowed() == 3
+    clock.now += 0.2
+    assert pace.allowed() == 8
+
+
+class PausingClock(ManualClock):
+    """A clock on which each wait takes its whole time. ``waits``: how long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, changed: threading.Condition, seconds: float) -> bool:
+        """Move the clock."""
+        self.waits.append(seconds)
+        self.now += seconds
+        return False
+
+
+def test_jobs_that_run_already_pause_between_two_pieces() -> None:
+    """Those beyond what is allowed move little by little while somebody waits, and at full speed before and after."""
+    clock = PausingClock()
+    pace = Pace(clock, 8)
+    with ExitStack() as jobs:
+        give_way = [jobs.enter_context(pace.job()) for _ in range(8)]
+        give_way[0]()
+        assert not clock.waits
+        with pace.read(alike=True):
+            give_way[0]()
+            give_way[1]()
+        assert clock.waits == [0.2, 0.2]
+        clock.now += 2.0
+        give_way[0]()
+        assert len(clock.waits) == 2
+    with ExitStack() as jobs, pace.read(alike=True):
+        for pause in [jobs.enter_context(pace.job()) for _ in range(3)]:
+            pause()
+    assert len(clock.waits) == 2
+
+
+def test_no_more_jobs_begin_than_a_pace_allows() -> None:
+    """A job of a batch with a pace waits in its caller, and takes no thread of the pool."""
+    pool, pace = Pool(SystemClock(), Threads(), 8, most_bytes=1000), Pace(SystemClock(), 8)
+    lock, running, most = threading.Lock(), list[int](), list[int]()
+
+    def job(number: int) -> None:
+        with lock:
+            running.append(number)
+            most.append(len(running))
+        threading.Event().wait(0.01)
+        with lock:
+            running.remove(number)
+
+    with pace.read(alike=True), pool.batch() as batch:
+        for number in range(12):
+            batch.submit(partial(job, number), pace=pace)
+    pool.close()
+    assert len(most) == 12
+    assert max(most) <= 3

@@ -162,10 +162,10 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
         if len(parts) >= 2:
             raise AccessDenied("refused")
         fetch_part(*arguments)
-        parts.append((arguments[4].path.name, arguments[5]))
+        parts.append((arguments[3].path.name, arguments[4]))
 
     def noted(*arguments: Any) -> None:
-        parts.append((arguments[4].path.name, arguments[5]))
+        parts.append((arguments[3].path.name, arguments[4]))
         fetch_part(*arguments)
 
     monkeypatch.setattr(Downloads, "fetch_part", failing)
@@ -377,12 +377,14 @@ class Faults:
         monkeypatch.setattr(Downloads, "get_range", faulty)
 
 
-#: Histories; ``STATEMGR_TEST_EXAMPLES`` sets ten times as many.
-HISTORIES = max(4, int(os.environ.get("STATEMGR_TEST_EXAMPLES", "0")) // 10)
+#: Seeds of histories: four, or a tenth of ``STATEMGR_TEST_EXAMPLES``, or what `make test-by-need` asks for.
+_COUNT = int(os.environ.get("STATEMGR_TEST_HISTORIES", "0")) or int(os.environ.get("STATEMGR_TEST_EXAMPLES", "0")) // 10
+_FIRST = int(os.environ.get("STATEMGR_TEST_SEED") or 0)
+SEEDS = range(_FIRST, _FIRST + max(4, _COUNT))
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Reads, writes, commits, closes with and without a commit, lost disks, wrong answers of the blob store, and rests
     that come early, late or never: each read is what a dict has, or a typed error."""

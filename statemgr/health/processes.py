@@ -1,4 +1,4 @@
-"""The reports of a job's processes: their metrics and their health, from the addresses in ``--metrics``."""
+"""The reports of a job's processes: their metrics and their health, from the addresses in ``--metrics``. Reads only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from statemgr.health.problems import Fault, Problem
 from statemgr.health.slow_reads import Patient
+from statemgr.ids import task_index
+from statemgr.logs import size
 from statemgr.ports import Clock
 
+#: What a process says of a store of which something is to come: bytes, seconds, and a count of reads.
+FILL_METRICS = ("statemgr_restore_bytes_to_come", "statemgr_restore_seconds_to_come", "statemgr_restore_faults_total")
 _PATIENCE_S = 2.0
 _MOST_BYTES = 8 * 1024 * 1024
 _MOST_HEALTH = 300
@@ -51,6 +55,41 @@ class _Said:
     unhealthy: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What is still to come of a store that is open already.
+
+    Attributes:
+        bytes: still in the blob store.
+        rate: bytes per second so far. 0 if none has arrived.
+        seconds: until these bytes are here, at that rate. None without a rate.
+        faults: reads per second that had to fetch what they read, between the last two answers of the process. None
+            before the second answer.
+    """
+
+    task: str
+    store: str
+    bytes: int
+    rate: float
+    seconds: float | None
+    faults: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of a table with :data:`FILL_HEADERS`."""
+        return (
+            self.task,
+            self.store,
+            size(self.bytes),
+            f"{size(int(self.rate))}/s" if self.rate else "",
+            "?" if self.faults is None else f"{self.faults:.1f}/s",
+            "?" if self.seconds is None else f"{self.seconds:,.0f} s",
+        )
+
+
+#: Headers of a table of fills.
+FILL_HEADERS = ("task", "store", "to come", "rate", "waiting reads", "time to whole")
+
+
 class Processes:
     """The processes of one job. Safe to use from many threads."""
 
@@ -62,12 +101,44 @@ class Processes:
         self._lock = threading.Lock()
         #: Process and kind of failure → its count, and when it was last seen.
         self._failures: dict[tuple[str, str], tuple[float, float | None]] = {}
+        #: Process, task and store → the count of reads that had to fetch something, when it was asked, and how many per
+        #: second.
+        self._faults: dict[tuple[str, str, str], tuple[float, float, float | None]] = {}
 
     def samples(self) -> tuple[list[Sample], list[str]]:
         """Return the numbers of the job, and why an address could not be read."""
         said = self._newest()
         found = [sample for one in said for sample in one.samples]
         return found, [f"the metrics at {one.address} cannot be read: {one.problem}" for one in said if one.problem]
+
+    def fills(self) -> list[Fill]:
+        """The stores of which something is still to come, by task and store."""
+        found = [fill for one in self._newest() for fill in self._fills(one)]
+        return sorted(found, key=lambda fill: (task_index(fill.task), fill.store))
+
+    def _fills(self, said: _Said) -> Iterator[Fill]:
+        stores: dict[tuple[str, str], dict[str, float]] = {}
+        for sample in said.samples:
+            if sample.name in FILL_METRICS:
+                at = sample.labels.get("task", ""), sample.labels.get("store", "")
+                stores.setdefault(at, {})[sample.name] = sample.value
+        for (task, store), values in stores.items():
+            to_come, seconds, faults = (values.get(name, 0.0) for name in FILL_METRICS)
+            per_second = self._faults_per_second((said.address, task, store), faults)
+            if to_come:
+                rate = to_come / seconds if seconds else 0.0
+                yield Fill(task, store, int(to_come), rate, seconds or None, per_second)
+
+    def _faults_per_second(self, at: tuple[str, str, str], count: float) -> float | None:
+        with self._lock:
+            now_s = self._clock.monotonic()
+            before, asked_s, rate = self._faults.get(at, (count, now_s, None))
+            if now_s - asked_s >= _FRESH_S:
+                rate = max(count - before, 0.0) / (now_s - asked_s)
+            elif at in self._faults:
+                return rate
+            self._faults[at] = count, now_s, rate
+            return rate
 
     def problems(self) -> Iterator[Problem]:
         """Return processes that do not answer or are unhealthy, and failures that they counted since the last call."""
