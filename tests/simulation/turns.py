@@ -43,6 +43,8 @@ class Process:
         self.paused_until = 0.0
         self.locked_files: set[int] = set()
         self.calls: dict[str, int] = {}
+        #: how much more often it dies than others; None until it is decided
+        self.danger: float | None = None
 
 
 class Turn:
