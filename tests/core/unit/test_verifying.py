@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -76,11 +77,10 @@ def test_an_existing_blob_of_other_bytes_is_refused(kept: bytes) -> None:
 
 def test_a_bit_that_is_wrong_in_the_first_answer_only() -> None:
     """A repeated PUT finds that the blob exists, and its first look at it gets a wrong bit: the PUT has succeeded."""
-    inner = FaultyBlobStore()
+    inner, answers = FaultyBlobStore(), [b"dat`", b"data"]
     inner.put("a", b"data", ttl_days=None)
-    answers = [b"dat`", b"data"]
-    inner.get = lambda *args: nullcontext(BytesReader(memoryview(answers.pop(0))))  # type: ignore[method-assign]
-    VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
+    with mock.patch.object(inner, "get", lambda blob_id: nullcontext(BytesReader(memoryview(answers.pop(0))))):
+        VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
     assert answers == []
 
 
