@@ -216,8 +216,8 @@ class Operators:
         if unmet := [one for one in conditions if not one.met]:
             self._scheduler.note(f"no step to stage {step.target}: {unmet[0].name}: {unmet[0].detail}")
             return
-        if forward and any(one.configured != one.stage for one in known):
-            raise Wrong("a step forward from a stage that the configuration does not ask for")
+        if forward and any((one.configured or 0) < (one.stage or 0) for one in known):
+            raise Wrong("a step forward from a stage that the configuration has left")
         if step.stage is Stage.BLOBS and not forward:
             changes = changed_keys(step, dict.fromkeys(STORES, True), stores)
             later = JobConfig.from_mapping(config.to_mapping(), changes)

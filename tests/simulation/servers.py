@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -28,6 +29,7 @@ from statemgr.testing.memory_admin import MemoryAdmin
 from statemgr.testing.memory_clients import Callback, MemoryConsumer, MemoryGroupConsumer
 from statemgr.testing.memory_kafka import MemoryBroker, ProducerId
 from statemgr.testing.memory_producer import MemoryProducer
+from tests.simulation.model import Wrong
 from tests.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -259,8 +261,14 @@ class SimulatedProducer(MemoryProducer):
         self._ended: bool | None = None
 
     def init_transactions(self, timeout: float = -1) -> None:
+        scheduler = self._network.scheduler
+        assert scheduler.current is not None
+        process = scheduler.current.process
+
         def effect() -> None:
             if self._mine is None:
+                if process.gave_back:
+                    scheduler.fail(Wrong(f"{process.name} fences {self._id} after it has given the task back"))
                 super(SimulatedProducer, self).init_transactions()
 
         self._network.call("init-transactions", effect, _no_answer, max(timeout, 0.01))
@@ -349,8 +357,16 @@ class SimulatedGroupConsumer(MemoryGroupConsumer):
         broker.members.append(self)
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        self._on_lost = on_lost
-        super().subscribe(topics, on_assign, on_revoke)
+        def assigned(consumer: object, places: list[TopicPartition]) -> None:
+            self.process.gave_back = False
+            on_assign(consumer, places)
+
+        def given_back(call: Callback, consumer: object, places: list[TopicPartition]) -> None:
+            call(consumer, places)
+            self.process.gave_back = True
+
+        self._on_lost = partial(given_back, on_lost)
+        super().subscribe(topics, assigned, partial(given_back, on_revoke))
 
     def poll(self, timeout: float = -1) -> Message | None:
         self._network.step("poll")

@@ -43,6 +43,8 @@ class Process:
         self.paused_until = 0.0
         self.locked_files: set[int] = set()
         self.calls: dict[str, int] = {}
+        #: whether it has given its partitions back to its group, or knows that it has lost them
+        self.gave_back = False
         #: how much more often it dies than others; None until it is decided
         self.danger: float | None = None
 
@@ -155,7 +157,7 @@ class Turns:
             except Unwound:
                 pass
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
             turn.ended = True
             if not self._unwinding:
                 is_over = turn.name == "world" or self._error is not None
@@ -228,7 +230,7 @@ class Turns:
         """The thread whose turn it is; None if the history is over."""
         self.turns += 1
         if self.turns > MOST_TURNS:
-            self._fail(Stuck(f"{MOST_TURNS} turns: a thread never waits"))
+            self.fail(Stuck(f"{MOST_TURNS} turns: a thread never waits"))
             return None
         while True:
             able = [t for t in self._ready if t.process.alive and t.process.paused_until <= self.now]
@@ -253,10 +255,11 @@ class Turns:
                 self.now = max(self.now, min(paused))
             else:
                 waiting = ", ".join(t.name for t in self._threads if not t.ended and t.process.alive)
-                self._fail(Stuck(f"every thread waits for another one: {waiting}"))
+                self.fail(Stuck(f"every thread waits for another one: {waiting}"))
                 return None
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the history with this error, if it has none yet."""
         if self._error is None:
             self._error = error
 
