@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
     parser.add_argument("--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults)")
     parser.add_argument(
-        "--hunt", action="store_true", help="look for the seeds of all known faults, and write them down"
+        "--hunt", action="store_true", help="look for seeds of all known faults, and write them down"
     )
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--histories", help=argparse.SUPPRESS)
@@ -92,6 +92,7 @@ def _live(history: History, fault: str | None) -> BaseException | None:
     from tests.simulation.known_faults import put_back
 
     gc.collect()
+    gc.freeze()  # what is left by now need not be looked at after each history
     try:
         with put_back(fault):
             history.run()

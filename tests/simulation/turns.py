@@ -1,8 +1,8 @@
 """Which thread of a simulated history has the turn, and what time it is. The seed decides both.
 
 A thread of a history is a greenlet, so a turn costs a microsecond also where other programs use the processors. The
-one that runs gives its turn away where it waits, where it does I/O, and at some uncontended locks. Time passes only when
-all threads wait.
+one that runs gives its turn away where it waits, where it does I/O, and at some uncontended locks. Time passes only
+when all threads wait.
 """
 
 from __future__ import annotations
