@@ -31,9 +31,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
     parser.add_argument("--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults)")
-    parser.add_argument(
-        "--hunt", action="store_true", help="look for seeds of all known faults, and write them down"
-    )
+    parser.add_argument("--hunt", action="store_true", help="look for seeds of all known faults, and write them down")
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--histories", help=argparse.SUPPRESS)
     given = parser.parse_args()
