@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from statemgr import JobConfig, StateManager
 from statemgr.errors import (
     CorruptError,
+    InvalidError,
     LayoutMismatch,
     MissingError,
     MissingState,
@@ -55,6 +56,7 @@ _TOO_LATE = (
     "the job has no checkpoint",
     "is not retained",
     "no checkpoint of",
+    "tasks already",  # somebody else has rescaled it
     "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
 )
 #: The partitioner of the input's producers, which the state of a single task does not show.
@@ -122,7 +124,7 @@ class Operators:
             ended.append(moment)
         except StatemgrError as error:
             self._scheduler.note(f"{type(error).__name__}: {error.message}")
-            if isinstance(error, MissingState) and any(reason in error.message for reason in _TOO_LATE):
+            if isinstance(error, MissingState | InvalidError) and any(reason in error.message for reason in _TOO_LATE):
                 return
             if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
                 return
