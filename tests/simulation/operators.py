@@ -292,6 +292,8 @@ class Operators:
             keep(services, log, JobTopics(services), wanted, is_kept=is_kept)
             if is_kept:
                 model.kept.add(wanted)
+            else:
+                model.kept.discard(wanted)  # somebody may have kept it meanwhile
             self._scheduler.note(f"{'keeps' if is_kept else 'keeps no longer'} {wanted}")
 
     def _rescale(self, moment: str, config: JobConfig) -> None:
