@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
     parser.add_argument("--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults)")
+    parser.add_argument("--hunt", action="store_true", help="look for seeds of all known faults, and write them down")
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--histories", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -40,7 +41,10 @@ def main() -> int:
         return 0
     if given.replay is not None:
         return _tell(given.replay, given.fault)
-    return _all(range(int(first), int(end)), given.jobs, given.fault, only_first=given.first)
+    seeds = range(int(first), int(end))
+    if given.hunt:
+        return _hunt(seeds, given.jobs)
+    return _all(seeds, given.jobs, given.fault, only_first=given.first)
 
 
 def _environment() -> dict[str, str]:
@@ -86,6 +90,7 @@ def _live(history: History, fault: str | None) -> BaseException | None:
     from tests.simulation.known_faults import put_back
 
     gc.collect()
+    gc.freeze()  # what is left by now need not be looked at after each history
     try:
         with put_back(fault):
             history.run()
@@ -132,6 +137,13 @@ def _all(seeds: range, jobs: int, fault: str | None, *, only_first: bool) -> int
         replay = [sys.executable, "-m", "tests.simulation", "--replay", str(worst), *_with(fault)]
         subprocess.run(replay, cwd=ROOT, env=_environment(), check=False)
     return 1 if failed else 0
+
+
+def _hunt(seeds: range, jobs: int) -> int:
+    from tests.simulation.hunt import hunt, write
+
+    write(hunt(seeds, lambda histories: lived(histories, jobs)))
+    return 0
 
 
 def _tell(seed: int, fault: str | None) -> int:

@@ -31,6 +31,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import PreparedCommit
 from statemgr.errors import (
+    CorruptError,
     MissingBlob,
     MissingState,
     PermissionNeeded,
@@ -44,6 +45,7 @@ from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointKey
 from statemgr.model.checkpoint import Owner as PublishedBy
+from statemgr.model.jobs.stages import Stage
 from statemgr.operations.gc.gc import collect_garbage
 from statemgr.operations.gc.needed_blobs import find_needed_blobs
 from statemgr.phases import Phase, add_observer, remove_observer
@@ -66,7 +68,9 @@ _plugins = cache(importlib.metadata.entry_points)
 #: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
 PATIENCE_S = 3600.0
 #: What may have happened when bytes are wrong, or something is missing.
-_DAMAGE = {"flipped bit", "lost blob", "cut changelog", "deleted changelog"}
+_DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
+#: What one of two backends may lose.
+_LOSSES = ("nothing", "blob", "bit", "records", "tail", "topic")
 #: The key of each row of the input, which belongs to the first task whatever their number is.
 _ROW = b"b"
 #: The key of another job's records on the checkpoint topic.
@@ -129,6 +133,10 @@ class History:
         self._name = f"simulated-{seed}"
         self.model = Model(scheduler)
         self.model.was_damaged = lambda: not _DAMAGE.isdisjoint(self.seen)
+        #: store → the stage of a migration that the configuration file asks for; empty if the job does not migrate
+        self.stages: dict[str, Stage] = {}
+        if scheduler.decide("migrates", 4) == 0:
+            self.stages = dict.fromkeys(STORES, Stage(1 + scheduler.decide("first stage", 4)))
         #: what executors have prepared for the last driver
         self.prepared: list[PreparedCommit] = []
         #: how often an owner is the driver of an engine
@@ -149,12 +157,12 @@ class History:
     def run(self) -> None:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
-        tempfile.gettempdir()  # its first call in a process writes a file
         shm = Path("/dev/shm")
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:
             with (
                 mock.patch.object(importlib.metadata, "entry_points", _plugins),
+                mock.patch.object(tempfile, "tempdir", str(self._directory)),
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
             ):
                 self.scheduler.run(self._live)
@@ -246,17 +254,18 @@ class History:
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
         self.operators.act(number)
-        if scheduler.decide("backends", 3) == 2 and scheduler.chance(f"a loss after {number}", 0.2):
+        if self._loses and scheduler.chance(f"a loss after {number}", 0.2):
             self._lose(f"after {number}")
 
     def _lose(self, moment: str) -> None:
-        """Somebody deletes a part of one backend, while the other one has the whole state."""
+        """Something is lost of one backend, while the other one has the whole state."""
         scheduler = self.scheduler
-        kind = ("nothing", "blob", "records", "topic")[scheduler.decide("what is lost", 4)]
-        if kind == "blob":
+        kind = _LOSSES[scheduler.decide("what is lost", len(_LOSSES))]
+        if kind in ("blob", "bit"):
             names = sorted(name for name in self.bucket.names() if name.startswith(f"{self._name}/"))
             if names:
-                self.bucket.lose(names[scheduler.decide(f"which blob is lost {moment}", len(names))])
+                name = names[scheduler.decide(f"which blob is lost {moment}", len(names))]
+                self.bucket.lose(name) if kind == "blob" else self.bucket.spoil(name, moment)
             return
         store = STORES[scheduler.decide(f"which changelog is lost {moment}", 2)]
         topic = self.config("", 0).stores[store].changelog_topic
@@ -270,6 +279,15 @@ class History:
         elif kind == "topic":
             self.broker.delete(topic)
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
+
+    @property
+    def _loses(self) -> bool:
+        """Whether both backends always have the state, so that one of them may lose something."""
+        return not self.stages and self.scheduler.decide("backends", 3) == 2
+
+    @property
+    def _lost_blobs(self) -> bool:
+        return "lost blob" in self.seen or "damaged blob" in self.seen
 
     def _stop(self, process: Process) -> None:
         """SIGTERM: a loop ends after its current message."""
@@ -319,6 +337,11 @@ class History:
             **{f"stores.{store}.value.serde": "bytes" for store in STORES},
             **{f"stores.{store}.write.batch.size": (1, 5000)[decide("write batch", 2)] for store in STORES},
         }
+        for store, stage in self.stages.items() if "task.backup.factories" not in more else ():
+            mapping |= {
+                f"stores.{store}.{kind}.factories": factories
+                for kind, factories in (("backup", stage.backup), ("restore", stage.restore))
+            }
         return JobConfig.from_mapping(mapping | more)
 
     def services(self, config: JobConfig) -> Services:
@@ -347,10 +370,18 @@ class History:
         scheduler.sleep(1000.0)
         self._look_after_servers()
         both = {"task.backup.factories": list(BACKENDS)}
+        if self._loses and _LOSSES[scheduler.decide("what is lost", len(_LOSSES))] == "tail":
+            topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
+            if topic in self.broker.topics:
+                self.broker.lose_tail(topic, 1 + scheduler.decide("how much is lost", 3))
         if self.operators.is_rescaled:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
+        if "damaged blob" in self.seen:  # whoever reads it notices it, and the next commit stores everything again
+            self._in_process(
+                "reader of damage", "reader", self._end_well, {**both, "task.restore.factories": [*BACKENDS]}
+            )
         at_once = scheduler.decide("older checkpoints at once", 2)
         if at_once:
             self._in_process("older checkpoints", "new", self._restore_retained, both)
@@ -371,7 +402,11 @@ class History:
     def _in_each_copy(self, work: Callable[[JobConfig, int], None]) -> None:
         """Do something with each copy of the job, which is given with its position."""
         for copied, position in self.operators.copies:
-            of_copy = {key: copied.to_mapping()[key] for key in ("job.name", "task.backup.factories")}
+            of_copy = {
+                key: value
+                for key, value in copied.to_mapping().items()
+                if key == "job.name" or key.endswith((".backup.factories", ".restore.factories"))
+            }
 
             def look(config: JobConfig, position: int = position) -> None:
                 work(config, position)
@@ -419,8 +454,8 @@ class History:
                 older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]
                 try:
                     stores, _ = restore_task(services, TASK, checkpoint, older=older, newer=newer)
-                except MissingState:
-                    if "lost blob" not in self.seen and all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
+                except (MissingState, CorruptError):
+                    if not self._lost_blobs and all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
                         raise
                     continue  # compaction may have changed what an older checkpoint needs
                 found: State = {name: dict(store.entries.scan(None, None)) for name, store in stores.items()}
@@ -433,7 +468,7 @@ class History:
             try:
                 report = collect_garbage(services, log, no_progress, delete=True)
             except StatemgrError as error:
-                if isinstance(error, MissingBlob) and "lost blob" in self.seen:
+                if isinstance(error, MissingBlob | CorruptError) and self._lost_blobs:
                     return  # nobody knows what the checkpoint needs that has lost its index
                 if at_peace or not isinstance(error, MissingState | PermissionNeeded):
                     self.model.expect(error)
@@ -441,7 +476,7 @@ class History:
                     raise
                 return
             self.scheduler.note(f"gc deletes {report.deleted.blobs} blobs")
-            if ("lost blob" not in self.seen and report.missing) or (at_peace and (report.failed or report.expiring)):
+            if (not self._lost_blobs and report.missing) or (at_peace and (report.failed or report.expiring)):
                 raise Wrong(f"gc: missing {report.missing}, failed {report.failed}, expiring {report.expiring}")
             if not at_peace:
                 return

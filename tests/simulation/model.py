@@ -25,6 +25,8 @@ from tests.simulation.scheduler import Scheduler
 
 TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
 STORES = ("totals", "latest")
+#: A key of the first store that timers write, with the position in the input at that moment.
+TIMER = b"timer"
 Entries = dict[bytes, bytes]
 State = dict[str, Entries]
 #: The most seconds by which the clocks of two machines differ.
@@ -104,6 +106,8 @@ class Model:
     def compare_state(self, position: int, found: State, *, as_of_now: bool = True) -> None:
         """Compare the state at a position. ``as_of_now``: without what has expired by now, not by the commit."""
         expected = self.state_at(position)
+        if (ticked := int(found[STORES[0]].pop(TIMER, b"0"))) > position:
+            raise Wrong(f"the state at {position} has what a timer has changed at {ticked}")
         if self.ttl_s is not None:
             self._leave_out_expired(found[STORES[1]], expected[STORES[1]], as_of_now=as_of_now)
         if found != expected:

@@ -16,17 +16,22 @@ from typing import TYPE_CHECKING, Any
 from statemgr import JobConfig, StateManager
 from statemgr.errors import (
     CorruptError,
+    InvalidError,
     LayoutMismatch,
     MissingError,
     MissingState,
     StatemgrError,
 )
 from statemgr.flows.opening.open_job import JobTopics
+from statemgr.health.stages import positions
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.model.jobs.stages import Stage, changed_keys, published_together, step_back, step_forward
 from statemgr.operations.copy.copy import copy
 from statemgr.operations.copy.look import look
 from statemgr.operations.materialize.materialize import materialize_store, stores_of
+from statemgr.operations.migrate.preconditions import check
+from statemgr.operations.migrate.rebuild import rebuild
 from statemgr.operations.migrate.verify import StoreToVerify, Verifier
 from statemgr.operations.rescale.plan import plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale
@@ -51,6 +56,7 @@ _TOO_LATE = (
     "the job has no checkpoint",
     "is not retained",
     "no checkpoint of",
+    "tasks already",  # somebody else has rescaled it
     "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
 )
 #: The partitioner of the input's producers, which the state of a single task does not show.
@@ -72,6 +78,8 @@ class Operators:
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
+        if history.stages and not self.is_rescaled and scheduler.chance(f"step after {number}", 0.6):
+            self._give(f"migrate-{number}", "operator", number, self._migrate)
         if not scheduler.chance(f"command after {number}", 0.35):
             return
         commands: dict[str, Command] = {
@@ -116,7 +124,7 @@ class Operators:
             ended.append(moment)
         except StatemgrError as error:
             self._scheduler.note(f"{type(error).__name__}: {error.message}")
-            if isinstance(error, MissingState) and any(reason in error.message for reason in _TOO_LATE):
+            if isinstance(error, MissingState | InvalidError) and any(reason in error.message for reason in _TOO_LATE):
                 return
             if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
                 return
@@ -190,6 +198,36 @@ class Operators:
                     if not verified.equal and verified.problem is None:
                         raise Wrong(f"the backends differ: {verified.differences}")
 
+    def _migrate(self, moment: str, config: JobConfig) -> None:
+        """Move the configuration of all stores, or of one, a stage further or back."""
+        history, decide = self._history, self._scheduler.decide
+        stores = ((), (), STORES[:1], STORES[1:])[decide(f"stores of {moment}", 4)]
+        forward, before = decide(f"direction of {moment}", 3) > 0, dict(history.stages)
+        with (
+            self._opened(config) as (services, _),
+            JobReader(config, only_settled=True, services=history.services) as reader,
+        ):
+            records = reader.retaining()
+            found = positions(services, records, stores)
+            if not (known := [one for one in found if one.stage is not None]):
+                return
+            step = step_forward(known) if forward else step_back(known)
+            if step is None or step.written:
+                return
+            conditions, _ = check(services, reader, step, found, records, 1, no_progress)
+        if unmet := [one for one in conditions if not one.met]:
+            self._scheduler.note(f"no step to stage {step.target}: {unmet[0].name}: {unmet[0].detail}")
+            return
+        if forward and any((one.configured or 0) < (one.stage or 0) for one in known):
+            raise Wrong("a step forward from a stage that the configuration has left")
+        if step.stage is Stage.BLOBS and not forward:
+            changes = changed_keys(step, dict.fromkeys(STORES, True), stores)
+            later = JobConfig.from_mapping(config.to_mapping(), changes)
+            rebuild(later, records, published_together(records), no_progress, history.services)
+        if history.stages == before:  # the file has not changed meanwhile
+            history.stages |= dict.fromkeys(stores or STORES, step.target)
+            self._scheduler.note(f"{' and '.join(stores or STORES)} from stage {step.stage} to {step.target}")
+
     def _copy(self, moment: str, config: JobConfig) -> None:
         """Clone the job into a new one."""
         target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": f"{config.job_name}-{moment}"})
@@ -254,6 +292,8 @@ class Operators:
             keep(services, log, JobTopics(services), wanted, is_kept=is_kept)
             if is_kept:
                 model.kept.add(wanted)
+            else:
+                model.kept.discard(wanted)  # somebody may have kept it meanwhile
             self._scheduler.note(f"{'keeps' if is_kept else 'keeps no longer'} {wanted}")
 
     def _rescale(self, moment: str, config: JobConfig) -> None:

@@ -22,7 +22,7 @@ from statemgr.errors import (
     RetryableError,
     StatemgrError,
 )
-from tests.simulation.model import SOURCE, STORES, TASK, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, TIMER, Wrong
 from tests.simulation.turns import Process
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 
     def run(self) -> None:
-        self._expected = 0
+        self._expected = self._ticked = 0
         consumer = self._manager.config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
@@ -156,6 +156,16 @@ class LoopMember(Owner):
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
         self._expected = self._model.compare(task.last_checkpoint, task, 0)
         self._scheduler.note(f"loop opened at {self._expected}")
+        task.every(2.0, self._tick)
+
+    def _tick(self, task: Task) -> None:
+        """A timer of the application, which changes state between two messages."""
+        assert self._scheduler.current is not None
+        if self._scheduler.current.process.gave_back:
+            raise Wrong("a timer of a task that was given back")
+        if self._ticked != self._expected:
+            task.store(STORES[0]).put(TIMER, b"%d" % self._expected)
+            self._ticked = self._expected
 
     def _processed(self, task: Task, message: Message) -> None:
         offset = message.offset()

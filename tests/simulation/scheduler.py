@@ -1,10 +1,9 @@
 """A scheduler that owns threads, locks, time and randomness of this Python process, so that a seed decides a history.
 
 The model is FoundationDB's simulation, in the way of madsim: nothing has to be told that it runs in one. While
-:meth:`Scheduler.run` runs, ``threading``, ``time`` and ``os.urandom`` are the scheduler's. Its threads are threads of
-the operating system, but each waits for its turn. The one that runs gives its turn away where it waits (for a lock, a
-condition, time), where it does I/O, and at some uncontended locks that the seed chooses. Time passes only when all
-threads wait.
+:meth:`Scheduler.run` runs, ``threading``, ``time`` and ``os.urandom`` are the scheduler's. One of its threads has the
+turn, and gives it away where it waits (for a lock, a condition, time), where it does I/O, and at some uncontended locks
+that the seed chooses. Time passes only when all threads wait.
 
 Threads belong to simulated processes. A process that is killed gets no further turn: none of its ``finally`` blocks
 run, and its file locks are free. A process that is paused gets none for a while.
@@ -26,7 +25,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from tests.simulation.threads import WORLD, Lock, RLock, Thread, Waiter
+from greenlet import getcurrent
+
+from tests.simulation.threads import WORLD, Local, Lock, RLock, Thread, Waiter
 from tests.simulation.turns import Process, Turns
 
 #: Operations on files that another process can see, and before which a process may die.
@@ -42,10 +43,10 @@ class Scheduler(Turns):
     def run(self, main: Callable[[], None]) -> None:
         """Run ``main`` on a thread of the world, until it ends. Raises: what it raises; Stuck."""
         with self._installed():
-            first = self.spawn(main, "world", self.world)
+            self._caller = getcurrent()
+            self.spawn(main, "world", self.world)
             self.current = self._next()
-            first.baton.release()
-            self._over.acquire()
+            self._take_turns()
             self._unwind()
         if self._error is not None:
             raise self._error
@@ -115,6 +116,7 @@ class Scheduler(Turns):
             (threading, "RLock", RLock),
             (threading, "_allocate_lock", Waiter),
             (threading, "Thread", Thread),
+            (threading, "local", Local),
             (threading, "current_thread", self._current_thread),
             (threading, "_time", lambda: self.now),
             (time, "monotonic", lambda: self.now),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -28,6 +29,7 @@ from statemgr.testing.memory_admin import MemoryAdmin
 from statemgr.testing.memory_clients import Callback, MemoryConsumer, MemoryGroupConsumer
 from statemgr.testing.memory_kafka import MemoryBroker, ProducerId
 from statemgr.testing.memory_producer import MemoryProducer
+from tests.simulation.model import Wrong
 from tests.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -76,7 +78,9 @@ class Network:
         scheduler.trace(f"{scheduler.current.name} {moment}")
         if process is scheduler.world:
             return moment
-        if scheduler.chance(f"kill {moment}", self.faults.kill if kill is None else kill):
+        if process.danger is None:
+            process.danger = _DANGERS[scheduler.decide(f"danger of {process.name}", len(_DANGERS))]
+        if scheduler.chance(f"kill {moment}", process.danger * (self.faults.kill if kill is None else kill)):
             self.happened("kill", f"dies at {what}")
             scheduler.kill(process)
         if scheduler.chance(f"pause {moment}", self.faults.pause):
@@ -161,6 +165,8 @@ def _no_answer(what: str) -> KafkaException:
 #: Requests whose outcome matters most → how much more often an outage begins after one. Who does not know the outcome
 #: dies more often, too.
 _MATTERS = {"commit-transaction": 20, "blob-remove-ttl": 10}
+#: How much more often a process dies than others. Without those that live, a third of all histories has no commit.
+_DANGERS = (0.0, 0.2, 1.0, 1.0)
 #: How much older than now a list may be.
 _LIST_LAG_MS = 60_000
 #: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
@@ -217,6 +223,18 @@ class Broker(MemoryBroker):
             for partition in range(len(topic.logs)):
                 self.compact(name, partition)
 
+    def lose_tail(self, topic: str, transactions: int) -> None:
+        """Lose the newest records of a topic, as an unclean election does. Transactions are lost as a whole."""
+        with self.changed:
+            log = self.log(topic, 0)
+            first: dict[object, int] = {}
+            for offset, entry in log.records(len(log.entries)):
+                first.setdefault(entry.owner, offset)
+            if first and not log.open:
+                del log.entries[sorted(first.values())[-transactions:][0] :]
+                self.network.happened("lost tail", f"{topic} loses its records from {len(log.entries)} on")
+                self.changed.notify_all()
+
     def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
         """Let another job end its open transaction on a topic, or begin one."""
         scheduler, name = self.network.scheduler, "neighbour"
@@ -243,8 +261,14 @@ class SimulatedProducer(MemoryProducer):
         self._ended: bool | None = None
 
     def init_transactions(self, timeout: float = -1) -> None:
+        scheduler = self._network.scheduler
+        assert scheduler.current is not None
+        process = scheduler.current.process
+
         def effect() -> None:
             if self._mine is None:
+                if process.gave_back:
+                    scheduler.fail(Wrong(f"{process.name} fences {self._id} after it has given the task back"))
                 super(SimulatedProducer, self).init_transactions()
 
         self._network.call("init-transactions", effect, _no_answer, max(timeout, 0.01))
@@ -333,8 +357,16 @@ class SimulatedGroupConsumer(MemoryGroupConsumer):
         broker.members.append(self)
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        self._on_lost = on_lost
-        super().subscribe(topics, on_assign, on_revoke)
+        def assigned(consumer: object, places: list[TopicPartition]) -> None:
+            self.process.gave_back = False
+            on_assign(consumer, places)
+
+        def given_back(call: Callback, consumer: object, places: list[TopicPartition]) -> None:
+            call(consumer, places)
+            self.process.gave_back = True
+
+        self._on_lost = partial(given_back, on_lost)
+        super().subscribe(topics, assigned, partial(given_back, on_revoke))
 
     def poll(self, timeout: float = -1) -> Message | None:
         self._network.step("poll")
@@ -432,6 +464,15 @@ class SimulatedBlobStore(MemoryBlobStore):
         with self._space.lock:
             del self._space.blobs[blob_id]
         self.network.happened("lost blob", f"somebody deletes the blob {blob_id}")
+
+    def spoil(self, blob_id: str, moment: str) -> None:
+        """A bit of a blob is wrong from now on."""
+        with self._space.lock:
+            found, info = self._space.blobs[blob_id]
+            body = bytearray(found)
+            body[self.network.scheduler.decide(f"byte {moment}", len(body))] ^= 1
+            self._space.blobs[blob_id] = bytes(body), info
+        self.network.happened("damaged blob", f"the blob {blob_id} is damaged")
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         self._call("put", lambda: super(SimulatedBlobStore, self).put(blob_id, body, ttl_days=ttl_days))

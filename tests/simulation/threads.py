@@ -196,6 +196,24 @@ class Thread:
         return self._turn.number if self._turn is not None else None
 
 
+class Local:
+    """``threading.local``: attributes that each simulated thread has for itself."""
+
+    def _values(self) -> dict[str, Any]:
+        turn = _scheduler().current
+        assert turn is not None
+        return turn.values.setdefault(self, {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values()[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._values()[name] = value
+
+
 class World(Thread):
     """What a thread sees as the current one when it has none of its own."""
 

@@ -1,18 +1,20 @@
 """Which thread of a simulated history has the turn, and what time it is. The seed decides both.
 
-Threads are threads of the operating system, but each waits for its turn. The one that runs gives its turn away where it
-waits, where it does I/O, and at some uncontended locks. Time passes only when all threads wait.
+A thread of a history is a greenlet, so a turn costs a microsecond also where other programs use the processors. The
+one that runs gives its turn away where it waits, where it does I/O, and at some uncontended locks. Time passes only
+when all threads wait.
 """
 
 from __future__ import annotations
 
-import _thread
 import heapq
 import random
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
 from typing import Any
+
+from greenlet import greenlet
 
 #: Turns that a history may take; more of them are a loop that never waits.
 MOST_TURNS = 400_000
@@ -41,19 +43,24 @@ class Process:
         self.paused_until = 0.0
         self.locked_files: set[int] = set()
         self.calls: dict[str, int] = {}
+        #: whether it has given its partitions back to its group, or knows that it has lost them
+        self.gave_back = False
+        #: how much more often it dies than others; None until it is decided
+        self.danger: float | None = None
 
 
 class Turn:
-    """A thread of the operating system that runs when it is given a turn."""
+    """A thread that runs when it is given a turn."""
 
-    __slots__ = ("baton", "ended", "holds_shared", "name", "number", "process", "ready", "thread", "wake_at")
+    __slots__ = ("ended", "holds_shared", "name", "number", "process", "ready", "runs", "thread", "values", "wake_at")
 
     def __init__(self, number: int, name: str, process: Process) -> None:
         self.number = number
         self.name = name
         self.process = process
-        self.baton = _allocate_lock()
-        self.baton.acquire()
+        self.runs: greenlet | None = None
+        #: what ``threading.local`` has for it
+        self.values: dict[object, dict[str, Any]] = {}
         self.ready = True
         self.ended = False
         #: How many locks of the world it holds: nobody else gets the turn inside a server.
@@ -61,9 +68,6 @@ class Turn:
         self.wake_at: float | None = None
         #: its :class:`tests.simulation.threads.Thread`, if it has one
         self.thread: Any = None
-
-
-_allocate_lock = _thread.allocate_lock
 
 
 class Turns:
@@ -104,8 +108,8 @@ class Turns:
         #: called before an operation on files, with its name
         self.before_file: Callable[[str], None] = lambda name: None
         self._digest = blake2b(digest_size=16)
-        self._over = _allocate_lock()
-        self._over.acquire()
+        #: what called :meth:`_take_turns`
+        self._caller: greenlet | None = None
         self._error: BaseException | None = None
         self._unwinding = False
         self.current: Turn | None = None
@@ -148,22 +152,25 @@ class Turns:
         self._ready.append(turn)
 
         def run() -> None:
-            turn.baton.acquire()
             try:
-                if not self._unwinding:
-                    work()
+                work()
             except Unwound:
                 pass
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
             turn.ended = True
-            if turn.name == "world" or self._error is not None:
-                self._finish()
-            else:
-                self._pass_on()
+            if not self._unwinding:
+                is_over = turn.name == "world" or self._error is not None
+                self.current = None if is_over else self._next()
 
-        _thread.start_new_thread(run, ())
+        turn.runs = greenlet(run, parent=self._caller)
         return turn
+
+    def _take_turns(self) -> None:
+        """Let threads run, until the history is over. A thread that ends comes back here, and so does the last turn."""
+        while self.current is not None:
+            assert self.current.runs is not None
+            self.current.runs.switch()
 
     def point(self) -> None:
         """Let another thread have the turn, if the seed says so."""
@@ -210,33 +217,20 @@ class Turns:
         if self._unwinding:
             raise Unwound
         following = self._next()
-        if following is not turn:
-            if following is None:
-                self._finish()
-            else:
-                self.current = following
-                following.baton.release()
-            turn.baton.acquire()
-            if self._unwinding:
-                raise Unwound
-
-    def _pass_on(self) -> None:
-        """The caller has ended: hand the turn to the next thread."""
-        if self._unwinding:
-            self._over.release()
+        if following is turn:
             return
-        following = self._next()
-        if following is None:
-            self._finish()
-        else:
-            self.current = following
-            following.baton.release()
+        self.current = following
+        then = self._caller if following is None else following.runs
+        assert then is not None
+        then.switch()
+        if self._unwinding:
+            raise Unwound
 
     def _next(self) -> Turn | None:
         """The thread whose turn it is; None if the history is over."""
         self.turns += 1
         if self.turns > MOST_TURNS:
-            self._fail(Stuck(f"{MOST_TURNS} turns: a thread never waits"))
+            self.fail(Stuck(f"{MOST_TURNS} turns: a thread never waits"))
             return None
         while True:
             able = [t for t in self._ready if t.process.alive and t.process.paused_until <= self.now]
@@ -261,23 +255,21 @@ class Turns:
                 self.now = max(self.now, min(paused))
             else:
                 waiting = ", ".join(t.name for t in self._threads if not t.ended and t.process.alive)
-                self._fail(Stuck(f"every thread waits for another one: {waiting}"))
+                self.fail(Stuck(f"every thread waits for another one: {waiting}"))
                 return None
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the history with this error, if it has none yet."""
         if self._error is None:
             self._error = error
-
-    def _finish(self) -> None:
-        self._over.release()
 
     def _unwind(self) -> None:
         """End all threads, whose errors no longer matter."""
         self._unwinding = True
         failed = self._error
         for turn in self._threads:
-            while not turn.ended:
+            assert turn.runs is not None
+            if turn.runs:  # it has begun, and has not ended
                 self.current = turn
-                turn.baton.release()
-                self._over.acquire()
+                turn.runs.throw(Unwound)
         self._error = failed

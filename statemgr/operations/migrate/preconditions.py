@@ -65,7 +65,7 @@ def check(
     switched_on = step.target in (Stage.DUAL_COMMIT, Stage.BLOBS_FIRST) and step.stage in (Stage.CHANGELOG, Stage.BLOBS)
     conditions = [
         _complete(services, records),
-        _settled(step, positions, forward),
+        settled(step, positions, forward),
         _restorable(services, step, positions),
     ]
     if KAFKA_CHANGELOG in step.target.backup:
@@ -91,12 +91,17 @@ def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precon
     return Precondition("checkpoints", len(records) == tasks, detail, "wait until every task has committed")
 
 
-def _settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Precondition:
+def settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Precondition:
     """No store is between stages. On the way back from stage 4 they may be: it was interrupted."""
     others = [one for one in positions if one.stage is None]
     if others:
         fix = "move one store at a time with --store"
         return Precondition("stage", False, f"store {others[0].store} uses other backends", fix)
+    turned = next((one for one in positions if forward and one.configured and (one.stage or 0) > one.configured), None)
+    if turned is not None:
+        detail = f"{turned.record.task} / {turned.store} is in stage {turned.stage}, and the configuration asks for "
+        fix = "restart the job with its configuration, and wait with `statemgr migrate rollback --wait`"
+        return Precondition("stage", False, f"{detail}stage {turned.configured}", fix)
     allowed = {step.stage} if forward and not step.written else {step.stage, step.target}
     elsewhere = [one for one in positions if one.stage not in allowed]
     stages = sorted({int(one.stage or 0) for one in positions})

@@ -7,7 +7,8 @@ killed continues where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from statemgr import StateManager
 from statemgr.config import JobConfig
@@ -19,6 +20,7 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
+from statemgr.services import Services
 from statemgr.wiring import open_services
 
 
@@ -33,23 +35,30 @@ def lacking(config: JobConfig, checkpoint: Checkpoint | None) -> frozenset[tuple
     )
 
 
-def rebuild(config: JobConfig, records: Sequence[CheckpointRecord], together: bool, progress: Progress) -> None:
+def rebuild(
+    config: JobConfig,
+    records: Sequence[CheckpointRecord],
+    together: bool,
+    progress: Progress,
+    services: Callable[[JobConfig], Services] = open_services,
+) -> None:
     """Make every task's changelogs hold its current state, under a configuration that backs up to both backends.
 
     Args:
         together: whether all tasks are published in one transaction, as on Spark.
+        services: makes the adapters, the clock, the source of IDs and the threads.
 
     Raises: as the opening and the commit of a task; PermissionNeeded if a changelog holds what others wrote;
         FencedError if a task has no changelogs at the end, because the job still runs.
     """
     if not any(lacking(config, record.current) for record in records):
         return
-    with StateManager(config, records[0].layout.partitioner) as manager:
+    with StateManager(config, records[0].layout.partitioner, services=services) as manager:
         if together:
-            _together(manager, config)
+            _together(manager, config, services)
         else:
             _one_by_one(manager, config, records, progress)
-    with JobReader(config) as reader:
+    with JobReader(config, services=services) as reader:
         lost = [record.task for record in reader.retaining() if lacking(config, record.current)]
     if lost:
         raise FencedError(
@@ -72,19 +81,16 @@ def _one_by_one(
         progress("rebuild changelogs", number, len(records))
 
 
-def _together(manager: StateManager, config: JobConfig) -> None:
+def _together(manager: StateManager, config: JobConfig, made_by: Callable[[JobConfig], Services]) -> None:
     """As the repair of damaged backups: the micro-batch, the output and the input offsets stay."""
     epoch = manager.acquire()
-    with JobReader(config) as reader:  # nothing is open any more
+    with JobReader(config, services=made_by) as reader:  # nothing is open any more
         records = reader.retaining()
-    services = open_services(config)
+    with closing(made_by(config)) as services:
 
-    def again(record: CheckpointRecord) -> PreparedCommit:
-        base = CommitBase(record.task, epoch.layout, epoch.number, record.current, lacking(config, record.current))
-        return prepare_repair(services, record, base, attachments=repeated_attachments(record.current))[1]
+        def again(record: CheckpointRecord) -> PreparedCommit:
+            base = CommitBase(record.task, epoch.layout, epoch.number, record.current, lacking(config, record.current))
+            return prepare_repair(services, record, base, attachments=repeated_attachments(record.current))[1]
 
-    try:
         if any(lacking(config, record.current) for record in records):
             manager.publish([again(record) for record in records], records[0].current.batch)
-    finally:
-        services.close()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from statemgr.blobs import BlobExists
+from statemgr.blobs.body import BytesReader
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.errors import CorruptBlob, MissingBlob
-from statemgr.ports import BlobInfo, FileSlice
+from statemgr.ports import BlobInfo, BlobReader, FileSlice
 from tests.blob_faults import FaultyBlobStore, read
 
 
@@ -70,6 +73,30 @@ def test_an_existing_blob_of_other_bytes_is_refused(kept: bytes) -> None:
     with pytest.raises(BlobExists):
         VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
     assert read(inner, "a") == kept
+
+
+class WrongAtFirst(FaultyBlobStore):
+    """A store whose first answer to a GET has a wrong bit."""
+
+    gets = 0
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        """Count it."""
+        self.gets += 1
+        if self.gets == 1:
+            yield BytesReader(memoryview(b"dat`"))
+            return
+        with super().get(blob_id, offset, length) as reader:
+            yield reader
+
+
+def test_a_bit_that_is_wrong_in_the_first_answer_only() -> None:
+    """A repeated PUT finds that the blob exists, and its first look at it gets a wrong bit: the PUT has succeeded."""
+    inner = WrongAtFirst()
+    inner.put("a", b"data", ttl_days=None)
+    VerifyingBlobStore(inner).put("a", b"data", ttl_days=30)
+    assert inner.gets == 2
 
 
 class CopyingShort(FaultyBlobStore):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from statemgr.model.jobs.stages import Stage, position_of
-from statemgr.operations.migrate.preconditions import newest_markers
+from statemgr.model.jobs.stages import Stage, Step, position_of
+from statemgr.operations.migrate.preconditions import newest_markers, settled
 from tests import model_samples as sample
 
 
@@ -22,3 +22,17 @@ def test_a_backend_without_the_newest_checkpoint(factory: str) -> None:
     assert f"{factory} lacks the newest checkpoint of 1 store" in found.detail
     assert found.fix is not None
     assert ("`statemgr materialize`" in found.fix) == (factory == "blob-store")
+
+
+@pytest.mark.parametrize("configured", Stage)
+def test_a_step_forward_from_a_stage_that_the_configuration_has_left(configured: Stage) -> None:
+    """The file went back a stage, and the job was not restarted: forward from the checkpoint's stage would leave those
+    that start with that file without a backend."""
+    backup = {"totals": Stage.BLOBS_FIRST.backup}
+    current = replace(
+        sample.CHECKPOINT, backup_factories=backup, restore_factories={"totals": Stage.BLOBS_FIRST.restore}
+    )
+    position = position_of(replace(sample.RECORD, checkpoints=(current,)), "totals", configured)
+    found = settled(Step(Stage.BLOBS_FIRST, Stage.BLOBS, written=configured is Stage.BLOBS), [position], True)
+    assert found.met == (configured >= Stage.BLOBS_FIRST)
+    assert found.met or f"asks for stage {configured.value}" in found.detail

@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.owner as owning
 import statemgr.kafka.reader as reading
 import statemgr.local.change_buffer as change_buffer
+from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.errors import (
     MissingError,
     RetryableError,
@@ -60,6 +63,19 @@ def no_fence() -> Patches:
 def only_own_kind_is_fenced() -> Patches:
     """A task's owner does not fence the owner of the whole job, and the other way round."""
     return [patch(owning.Owner, "fence_others", lambda self: None)]
+
+
+@known
+def fence_of_a_task_that_was_given_back() -> Patches:
+    """A member gives a task back while it still fences it, and so ends the next owner."""
+    real = AssignedTasks.close
+
+    def close(self: Any, *args: Any, **more: Any) -> None:
+        fencer = SimpleNamespace(submit=lambda work: SimpleNamespace(result=work))
+        with mock.patch.object(self, "_fencer", fencer):
+            real(self, *args, **more)
+
+    return [patch(AssignedTasks, "close", close)]
 
 
 @known
