@@ -254,7 +254,7 @@ def test_a_worker_dies_during_the_fill(job: Job, gate: Gate, monkeypatch: pytest
     def counted(*arguments: object) -> None:
         if len(parts) == most:
             raise UnavailableError("no answer")
-        parts.append((arguments[4].path.name, arguments[5]))  # type: ignore[attr-defined, arg-type]
+        parts.append((arguments[3].path.name, arguments[4]))  # type: ignore[attr-defined, arg-type]
         fetch_part(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Downloads, "fetch_part", counted)
@@ -283,7 +283,7 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
     fetch_part, parts = Downloads.fetch_part, list[object]()
 
     def counted(*arguments: object) -> None:
-        parts.append((arguments[4].path.name, arguments[5]))  # type: ignore[attr-defined]
+        parts.append((arguments[3].path.name, arguments[4]))  # type: ignore[attr-defined]
         fetch_part(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Downloads, "fetch_part", counted)
