@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig
-from statemgr.backends.blobs.by_need import PartialTables
 from statemgr.backends.blobs.catalogue import Catalogue
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.local.rocksdb.partial import PartialStore
 from statemgr.model.checkpoint import Marker
 from statemgr.model.snapshot import SnapshotIndex

@@ -15,7 +15,7 @@ import pytest
 
 from spark_integration import StateContext
 from statemgr import Store
-from statemgr.backends.blobs.by_need import PartialTables
+from statemgr.backends.blobs.partial_tables import PartialTables
 from tests.jobs import SEGMENTS
 from tests.spark.conftest import OUTPUT, Pipeline, count
 from tests.spark.faults import first

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr import JobConfig
-from statemgr.backends.blobs.by_need import PartialTables
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.local.rocksdb.partial import PartialStore
 from statemgr.local.transfer_files import NewFile
 from statemgr.model.checkpoint import BlobMarker

@@ -12,7 +12,7 @@ from confluent_kafka import Message
 
 from statemgr import JobConfig, Task
 from statemgr.backends.blobs import snapshots
-from statemgr.backends.blobs.by_need import PartialTables
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.consumer import assigned_tasks
 from statemgr.errors import UnavailableError
 from statemgr.transfer.downloads import Downloads

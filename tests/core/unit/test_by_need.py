@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig
-from statemgr.backends.blobs import by_need, snapshots
+from statemgr.backends.blobs import by_need, partial_table, partial_tables, snapshots
 from statemgr.backends.blobs.tables import replay
 from statemgr.errors import (
     ClosedError,
@@ -65,13 +65,13 @@ def test_a_table_whose_foot_is_not_in_the_index(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(snapshots, "_FOOT", foot)
     config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=9)
     calls: list[int] = []
-    fetch = by_need.PartialTables._fetch_tails
+    fetch = partial_tables.PartialTables._fetch_tails
 
-    def counted(self: by_need.PartialTables, tables: list[Any], *arguments: Any) -> None:
+    def counted(self: partial_tables.PartialTables, tables: list[Any], *arguments: Any) -> None:
         calls.append(len(tables))
         fetch(self, tables, *arguments)
 
-    monkeypatch.setattr(by_need.PartialTables, "_fetch_tails", counted)
+    monkeypatch.setattr(partial_tables.PartialTables, "_fetch_tails", counted)
     with opened(config, marker, tmp_path / "other") as store:
         assert sum(calls) > len(calls) > 1
         check(store, state)
@@ -83,13 +83,13 @@ def test_a_store_of_many_tables_opens_few_of_them(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(by_need, "_MANY", 20)
     config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=30)
     fetched: list[Any] = []
-    fetch = by_need.PartialTables._fetch_tail
+    fetch = partial_tables.PartialTables._fetch_tail
 
-    def counted(self: by_need.PartialTables, table: Any) -> None:
+    def counted(self: partial_tables.PartialTables, table: Any) -> None:
         fetched.append(table)
         fetch(self, table)
 
-    monkeypatch.setattr(by_need.PartialTables, "_fetch_tail", counted)
+    monkeypatch.setattr(partial_tables.PartialTables, "_fetch_tail", counted)
     opening: list[int] = []
     monkeypatch.setattr(by_need, "replay", lambda *arguments: (opening.append(len(fetched)), replay(*arguments))[1])
     with opened(config, marker, tmp_path / "other") as store:
@@ -142,7 +142,7 @@ def test_one_key_costs_little(
         sizes.clear()
         assert store.get(key(16_000)) == state[key(16_000)]
         assert len(sizes) == 1
-        assert sizes[0] <= 2 * by_need.CHUNK
+        assert sizes[0] <= 2 * partial_tables.CHUNK
         sizes.clear()
         absent = [key(number) for number in range(3_001, 24_000, 42)]
         assert store.get_many(absent) == [None] * len(absent)
@@ -340,7 +340,8 @@ def test_a_block_whose_checksum_is_in_the_next_chunk(
     published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB names a block without its trailer. With chunks that are so small, many trailers lie in two of them."""
-    monkeypatch.setattr(by_need, "CHUNK", 64)
+    monkeypatch.setattr(partial_table, "CHUNK", 64)
+    monkeypatch.setattr(partial_tables, "CHUNK", 64)
     config, marker, state = published
     with opened(config, marker, tmp_path) as store:
         wanted = [key(number) for number in range(0, 24_010, 31)]
@@ -397,7 +398,7 @@ def test_a_late_read_does_not_damage_a_verified_file(
     get_range, wrong = Downloads.get_range, list[bytes]()
 
     def get(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
-        if offset < by_need.CHUNK:
+        if offset < partial_tables.CHUNK:
             wrong.append(ref.hash)
             return memoryview(bytes(size))
         return get_range(self, ref, offset, size)

@@ -15,7 +15,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task, reader
 from statemgr.backends.blobs import snapshots
-from statemgr.backends.blobs.by_need import PartialTables
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.errors import (
     AccessDenied,
     ClosedError,
