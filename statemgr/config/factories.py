@@ -41,6 +41,8 @@ BLOB_STORES: Final = {
 }
 #: Scheme → the extra of statemgr that its store needs, where it has another name.
 BLOB_EXTRAS: Final = {"gs": "gcs", "az": "azure", "abfss": "azure"}
+T = TypeVar("T")
+_HINT = "correct or update the package that has it; docs/extending.md says what it must offer"
 
 
 def backend_classes() -> dict[str, str]:
@@ -81,10 +83,6 @@ def blob_store_of(uri: str) -> EntryPoint:
             key="blob.store.uri",
         )
     return installed[scheme]
-
-
-T = TypeVar("T")
-_HINT = "correct or update the package that has it; docs/extending.md says what it must offer"
 
 
 def plugged(

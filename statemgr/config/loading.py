@@ -37,6 +37,15 @@ SAMZA_CLASSES: Final = {
     "org.apache.samza.storage.kv.RocksDbKeyValueStorageEngineFactory": "rocksdb",
     "org.apache.samza.storage.kv.inmemory.InMemoryKeyValueStorageEngineFactory": "memory",
 }
+#: Shown in place of a secret.
+MASK = "********"
+_SHORT = 4
+_REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
+_LOOKS_LIKE_ONE = re.compile(r"\$\{[A-Za-z_]*:[^{}]*\}")
+_SECRET_KEY = re.compile(
+    r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info|connection\.string",
+    re.IGNORECASE,
+)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -161,18 +170,6 @@ def translated(given: str, value: object) -> tuple[str, object, list[str]]:
             value = ",".join(ours) if isinstance(value, str) else ours
             replaced |= {name.strip(): our for name, our in classes.items()}
     return key, value, [f"{name} is Samza's name for {ours}; statemgr uses {ours}" for name, ours in replaced.items()]
-
-
-#: Shown in place of a secret.
-MASK = "********"
-_SHORT = 4
-
-_REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
-_LOOKS_LIKE_ONE = re.compile(r"\$\{[A-Za-z_]*:[^{}]*\}")
-_SECRET_KEY = re.compile(
-    r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info|connection\.string",
-    re.IGNORECASE,
-)
 
 
 def has_reference(value: object) -> bool:

@@ -1,7 +1,21 @@
 """Opening a task of a consumer loop, once at a time in a process.
 
+Steps of :meth:`TaskOpener.open`:
+
+1. claim the task in this process, and wait for an earlier assignment of it that gives way
+2. verify the job's topics
+3. fence older owners: the task's transactional ID first, then that of an owner of the whole job
+4. read what is published, and refuse what would lose state (:func:`statemgr.flows.opening.open_job.read_published`), or
+   process input together with a job that this one was adopted from
+5. compare the input topics with those of the checkpoint
+6. restore and open every store
+7. adopt the first snapshots that ``statemgr materialize`` has offered
+8. publish the checkpoint again if the next commit would have to change something even without input: a backend to fill,
+   an input topic that was created again, or one-shot permissions to use up
+9. from now on, repair damaged backups in the background
+
 An opening belongs to a caller who may lose the task meanwhile: ``still_owned`` says whether the caller still has it. A
-task that is being closed, or whose caller has lost it, gives way: the next opening of the same task waits for it.
+task that is being closed, or whose caller has lost it, gives way.
 """
 
 from __future__ import annotations
@@ -28,6 +42,8 @@ from statemgr.ports import CheckpointLog, Clock, Progress
 from statemgr.services import Services
 from statemgr.telemetry.liveness import NOT_YET, Condition
 from statemgr.telemetry.metrics import Metrics
+
+_LOOK_S = 0.05
 
 
 @dataclass
@@ -185,9 +201,6 @@ def _restored(task: Task) -> dict[str, str | int]:
         "backends": ", ".join(sorted({one.factory for one in task.restored})),
         **({} if checkpoint is None else {"checkpoint": str(checkpoint.checkpoint_id)}),
     }
-
-
-_LOOK_S = 0.05
 
 
 @dataclass(eq=False)

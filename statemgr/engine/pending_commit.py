@@ -20,6 +20,8 @@ from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
 _LATE = "it continues, and the next commit waits for it; raise the timeout if this happens often"
+#: Bytes of output that may wait for a commit.
+BUDGET = 256 * 1024 * 1024
 
 
 class Turn:
@@ -129,10 +131,6 @@ class PendingCommit:
     def _until(self, age_s: float) -> float:
         """Seconds until the commit is this old."""
         return max(0.0, self._started + age_s - self._clock.monotonic())
-
-
-#: Bytes of output that may wait for a commit.
-BUDGET = 256 * 1024 * 1024
 
 
 class Output:

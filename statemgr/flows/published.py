@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from statemgr.flows.opening.restore import StoreRestore
 
 log = logging.getLogger("statemgr.damage")
+Send = Callable[[bytes, bytes | None], None]
+Records = Mapping[str, CheckpointRecord]
 
 
 @dataclass
@@ -179,9 +181,6 @@ class Damage:
 
 
 # --- the records of a publish ----------------------------------------------------------------------------------------
-
-Send = Callable[[bytes, bytes | None], None]
-Records = Mapping[str, CheckpointRecord]
 
 
 def send_records(

@@ -27,6 +27,7 @@ TEMPORARY = ".tmp"
 PRIVATE = 0o600
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PRIVATE = 0o700
 
 
 @cache
@@ -193,11 +194,10 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-_PRIVATE = 0o700
-
-
 def make_private(base: Path, *names: str) -> Path:
-    """Create ``base`` and the levels below it where they are missing. Returns: the last one.
+    """Create ``base`` and the levels below it where they are missing, for nobody else (mode 0700). Returns: the last one.
+
+    The operator chooses ``base``, so it may be a link. Every level below must be a directory of this user (or of root).
 
     Raises: InvalidError if a level is not a directory of this user; OSError.
     """

@@ -23,6 +23,8 @@ from statemgr.version import __version__
 _LEAP_S = 7 * 24 * 3600.0
 #: Seconds of each wait after :meth:`SystemClock.give_up`, so that a loop of waits does not keep a processor busy.
 _SHORTEST_S = 0.01
+#: More workers than this never run at the same time.
+_MOST_THREADS = 10_000
 
 
 class SystemClock:
@@ -72,10 +74,6 @@ def moment(clock: Clock) -> Moment:
 def system_ids() -> IdSource:
     """IDs from the wall clock and random tokens of 32 hexadecimal digits."""
     return IdSource(time_ns=time.time_ns, token=lambda: uuid.uuid4().hex)
-
-
-#: More workers than this never run at the same time.
-_MOST_THREADS = 10_000
 
 
 class Threads:

@@ -26,6 +26,45 @@ if TYPE_CHECKING:
     from statemgr.stores.open_store import OpenStore
     from statemgr.telemetry.metrics import Metrics
 
+#: Names of the same number in the statistics of each kind of store.
+KEYS = ("rocksdb.estimate-num-keys", "memory.keys")
+BYTES = ("rocksdb.live-sst-files-size", "memory.bytes")
+log = logging.getLogger("statemgr.commits")
+#: Seconds between two lines about the commits of a task.
+INTERVAL_S = 30.0
+#: Seconds after which a commit in progress has a line.
+LONG_S = 10.0
+_BLOBS, _KAFKA, _DISK, _CLEAN_UP = "the blob store", "Kafka", "the local disk", "the blob store, to clean up"
+_EITHER = "Kafka or the blob store, to begin the backups"
+#: What a task waits for while it is in a phase.
+_WAITS_FOR = {
+    Phase.FENCE: "Kafka, to fence older owners",
+    Phase.READ_TOPIC: "Kafka, to read the checkpoint topic",
+    Phase.GET_INDEX: _BLOBS,
+    Phase.FETCH: _BLOBS,
+    Phase.REPLAY: "Kafka, to replay the changelog",
+    Phase.APPLY_SEGMENTS: _DISK,
+    Phase.VERIFY: _DISK,
+    Phase.SWAP: _DISK,
+    Phase.OPEN: _DISK,
+    # the flush has ended before a commit is in progress
+    Phase.FLUSH: _EITHER,
+    Phase.CHECKPOINT_DIR: _EITHER,
+    Phase.DIFF: _BLOBS,
+    Phase.UPLOAD: _BLOBS,
+    Phase.PUT_INDEX: _BLOBS,
+    Phase.PUT_SEGMENTS: _BLOBS,
+    Phase.PREPARED: _KAFKA,
+    Phase.BEGIN: _KAFKA,
+    Phase.SEND_CHANGELOG: _KAFKA,
+    Phase.SEND_CHECKPOINT: _KAFKA,
+    Phase.COMMIT_TRANSACTION: _KAFKA,
+    Phase.ACKNOWLEDGED: _CLEAN_UP,
+    Phase.REMOVE_TTL: _CLEAN_UP,
+    Phase.DELETE_BLOBS: _CLEAN_UP,
+    Phase.DELETE_INDEX: _CLEAN_UP,
+}
+
 
 class TaskMetrics:
     """The state and the commits of one task."""
@@ -189,51 +228,9 @@ class TaskMetrics:
                 gauge.labels(*every).set(value)
 
 
-#: Names of the same number in the statistics of each kind of store.
-KEYS = ("rocksdb.estimate-num-keys", "memory.keys")
-BYTES = ("rocksdb.live-sst-files-size", "memory.bytes")
-
-
 def total(statistics: list[Mapping[str, float]], names: tuple[str, ...]) -> int:
     """The sum of a number over stores."""
     return int(sum(one.get(name, 0) for one in statistics for name in names))
-
-
-log = logging.getLogger("statemgr.commits")
-#: Seconds between two lines about the commits of a task.
-INTERVAL_S = 30.0
-#: Seconds after which a commit in progress has a line.
-LONG_S = 10.0
-_BLOBS, _KAFKA, _DISK, _CLEAN_UP = "the blob store", "Kafka", "the local disk", "the blob store, to clean up"
-_EITHER = "Kafka or the blob store, to begin the backups"
-#: What a task waits for while it is in a phase.
-_WAITS_FOR = {
-    Phase.FENCE: "Kafka, to fence older owners",
-    Phase.READ_TOPIC: "Kafka, to read the checkpoint topic",
-    Phase.GET_INDEX: _BLOBS,
-    Phase.FETCH: _BLOBS,
-    Phase.REPLAY: "Kafka, to replay the changelog",
-    Phase.APPLY_SEGMENTS: _DISK,
-    Phase.VERIFY: _DISK,
-    Phase.SWAP: _DISK,
-    Phase.OPEN: _DISK,
-    # the flush has ended before a commit is in progress
-    Phase.FLUSH: _EITHER,
-    Phase.CHECKPOINT_DIR: _EITHER,
-    Phase.DIFF: _BLOBS,
-    Phase.UPLOAD: _BLOBS,
-    Phase.PUT_INDEX: _BLOBS,
-    Phase.PUT_SEGMENTS: _BLOBS,
-    Phase.PREPARED: _KAFKA,
-    Phase.BEGIN: _KAFKA,
-    Phase.SEND_CHANGELOG: _KAFKA,
-    Phase.SEND_CHECKPOINT: _KAFKA,
-    Phase.COMMIT_TRANSACTION: _KAFKA,
-    Phase.ACKNOWLEDGED: _CLEAN_UP,
-    Phase.REMOVE_TTL: _CLEAN_UP,
-    Phase.DELETE_BLOBS: _CLEAN_UP,
-    Phase.DELETE_INDEX: _CLEAN_UP,
-}
 
 
 def waits_for(phase: Phase | None) -> str:

@@ -48,6 +48,8 @@ _ATTEMPT = "1700000000000-0123456789abcdef"
 _MOST = 2**62
 #: Bytes that a request adds to a record.
 _AROUND = 1024
+#: The clocks of two machines may differ by this much before the blob store's clock is asked.
+_CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def check_config(config: JobConfig) -> None:
@@ -132,10 +134,6 @@ def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
         _MOST, snapshot, added=(index.blob_id,),
     )  # fmt: skip
     return BlobMarker(inline=bytes(max(len(codecs.encode_chain(chain)), inline_chain_limit(len(config.stores), 1))))
-
-
-#: The clocks of two machines may differ by this much before the blob store's clock is asked.
-_CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def shortest_grace_ms(config: JobConfig) -> int:

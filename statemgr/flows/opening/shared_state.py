@@ -52,7 +52,10 @@ class SharedStates:
 
     def release(self, identity: StoreIdentity, branch: PartialState) -> bool:
         """A branch is about to be closed. Returns: False, because others may still write to its files."""
-        self._states[identity].release(branch)
+        with self._lock:
+            found = self._states.get(identity)  # none if a local copy has come meanwhile
+        if found is not None:
+            found.release(branch)
         return False
 
     def forget(self, identity: StoreIdentity) -> None:

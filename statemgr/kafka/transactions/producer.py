@@ -32,6 +32,12 @@ from statemgr.model.commit import Change
 from statemgr.model.record_size import PRODUCER_LIMIT, size_of_record, too_large
 from statemgr.ports import Clock, Delivered
 
+log = logging.getLogger(__name__)
+#: Seconds between two lines about topics that have taken no record yet.
+_PATIENCE_S = 5.0
+#: Seconds to wait for room in a full queue.
+_BACK_PRESSURE_S = 0.02
+
 
 class TransactionalProducer:
     """``client`` is the ``confluent_kafka.Producer``. Methods raise KafkaException. Deadlines are monotonic seconds.
@@ -124,13 +130,6 @@ class TransactionalProducer:
             found: KafkaError = error.args[0]
             return found
         return None
-
-
-log = logging.getLogger(__name__)
-#: Seconds between two lines about topics that have taken no record yet.
-_PATIENCE_S = 5.0
-#: Seconds to wait for room in a full queue.
-_BACK_PRESSURE_S = 0.02
 
 
 class KafkaTransaction:
