@@ -195,7 +195,7 @@ def remove(path: Path) -> None:
 
 
 def make_private(base: Path, *names: str) -> Path:
-    """Create ``base`` and the levels below it where they are missing, for nobody else (mode 0700). Returns: the last one.
+    """Create ``base`` and the levels below it where they are missing, with mode 0700. Returns: the last one.
 
     The operator chooses ``base``, so it may be a link. Every level below must be a directory of this user (or of root).
 
