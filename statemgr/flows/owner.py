@@ -246,7 +246,10 @@ class Owner:
 
     def _regain(self, expected: Mapping[str, CheckpointRecord | None]) -> None:
         """Steps 2 and 3. Raises: FencedError, before it fences anybody, if this owner has already lost."""
-        self._outcome(self.log.read(tuple(expected), only_settled=True), expected)
+        found, known = self.log.read(tuple(expected), only_settled=True), self.published.checkpoints
+        # an open transaction of somebody else may hide this owner's newest records; later, all of them are read
+        hidden = {task for task in known if task not in found or _is_older(found[task].current, known[task])}
+        self._outcome(found, {task: ours for task, ours in expected.items() if task not in hidden})
         if not self.still_owned():
             raise FencedError(
                 "the task was taken away from this process", job=self.services.config.job_name, tasks=_names(expected)
