@@ -142,12 +142,14 @@ class Model:
         """A block that commits a position."""
         self.tried[position] += 1
         self._scheduler.trace(f"commit {position}")
+        went_back_at = self._went_back_at
         try:
             yield
         except RetryableError:
             self.tried[position] -= 1  # surely not published
             raise
-        self.acked = max(self.acked, position)
+        if self._went_back_at == went_back_at:  # otherwise a rollback may have followed before the caller was told
+            self.acked = max(self.acked, position)
         self.acks += 1
         self._scheduler.note(f"committed {position}")
 
