@@ -32,6 +32,20 @@ ROCKSDB: dict[str, Any] = {
     f"stores__{STORE}__rocksdb__block__cache__size__bytes": 1024 * 1024,
     "blob__store__retry__policy__max__retries": 0,
 }
+#: A job on servers in memory whose small stores are read by need.
+SMALL_STORES: dict[str, object] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["blob-store"],
+    "task.restore.by.need.bytes": 1,
+    "stores.totals.value.serde": "bytes",
+    "stores.totals.rocksdb.compression": "none",
+    "stores.totals.rocksdb.target.file.size.bytes": 64 * 1024,
+    # a cache of its own for each store: otherwise a block that another one has read would hide a hole
+    "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
+    "blob.store.retry.policy.max.retries": 0,
+    "blob.store.part.size": 128 * 1024,
+}
 State = dict[bytes, bytes]
 
 

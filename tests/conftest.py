@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,6 +20,7 @@ from statemgr_tools.dev.kafka import KafkaBroker
 from tests import servers
 from tests.scheduling import OutlivingScheduling
 from tests.secured import SecuredKafka
+from tests.small_disks import mounted
 
 _LAYERS = {
     "crash": pytest.mark.crash,
@@ -172,17 +171,9 @@ def own_kafka(tmp_path: Path) -> Iterator[Callable[..., KafkaBroker]]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 16 MiB with 200 inodes."""
-    mount, umount = shutil.which("mount"), shutil.which("umount")
     target = tmp_path / "disk"
-    target.mkdir()
-    if mount is None or umount is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux's tmpfs")
-    command = [mount, "-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "tmpfs", str(target)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.strip()}")
-    yield target
-    subprocess.run([umount, "--lazy", str(target)], check=True)
+    with mounted(target, "size=16m,nr_inodes=200"):
+        yield target
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,8 @@ The directory of a broker is a file system of its own in memory. Another file fi
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,35 +19,18 @@ from tests.clusters.test_brokers import check, commits, own_topics, replicated
 from tests.jobs import job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
+from tests.small_disks import fill, mounted
 
 pytestmark = pytest.mark.heavy
-_MIB = 1024 * 1024
 #: What the files of a broker take, with space to spare.
-_SIZE = 96 * _MIB
-
-
-@contextmanager
-def small_disk(directory: Path) -> Iterator[None]:
-    """Mount a file system of some MiB at a new directory."""
-    directory.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(directory)], capture_output=True, text=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"only root may mount: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+_SIZE = "size=96m"
 
 
 @contextmanager
 def full(directory: Path) -> Iterator[None]:
     """Leave no byte free below a directory while the block runs."""
     other = directory / "other-software"
-    with other.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(_MIB // 16))
+    fill(other)
     assert shutil.disk_usage(directory).free == 0
     try:
         yield
@@ -59,7 +41,7 @@ def full(directory: Path) -> Iterator[None]:
 def test_the_disk_of_one_of_three_brokers_fills(tmp_path: Path) -> None:
     """FAULT 16: the other two brokers go on, and the third one comes back when its disk has space again."""
     disk = tmp_path / "cluster" / "broker-2"
-    with small_disk(disk), running_cluster(tmp_path / "cluster") as cluster:
+    with mounted(disk, _SIZE), running_cluster(tmp_path / "cluster") as cluster:
         config, broker = replicated(cluster, tmp_path), cluster.brokers[1]
         client = TaskClient(config, tmp_path / "log")
         commits(client, 2)
@@ -77,7 +59,7 @@ def test_the_disk_of_one_of_three_brokers_fills(tmp_path: Path) -> None:
 def test_the_disk_of_the_only_broker_fills(tmp_path: Path) -> None:
     """Commits fail with an error that may pass, and after the broker's restart nothing is lost or doubled."""
     disk = tmp_path / "kafka"
-    with small_disk(disk):
+    with mounted(disk, _SIZE):
         broker = ProxiedBroker(directory=disk)
         broker.start()
         try:

@@ -20,6 +20,7 @@ from statemgr.local.machine import SystemClock
 from tests.commits import TASK, commit, totals, write
 from tests.jobs import DUAL, INTERVALS, SNAPSHOTS, elsewhere, job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
+from tests.small_disks import fill
 
 
 def job(kafka: KafkaServer, directory: Path, **more: object) -> JobConfig:
@@ -40,7 +41,7 @@ def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
         write(task, {b"0000": b"old"})
         task.commit({"orders-0": 1})
         write(task, dict(model))
-        _fill(ballast)
+        fill(ballast)
         with pytest.raises(DiskFull) if kind == SNAPSHOTS else nullcontext():
             task.commit({"orders-0": 2})
         assert task.last_checkpoint is not None
@@ -52,7 +53,7 @@ def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
     shutil.rmtree(small_disk / "state")
     for factory in DUAL:
         moved = with_changes(config, task__restore__factories=[factory], state__dir=str(small_disk / factory))
-        _fill(ballast, leave=600_000)
+        fill(ballast, leave=600_000)
         with StateManager(moved) as manager, pytest.raises(DiskFull):
             manager.open_task(TASK)
         ballast.unlink()
@@ -60,17 +61,6 @@ def test_a_full_disk_fails_a_commit_and_a_restore_and_no_state(
             assert task.restored[0].factory == factory
             assert dict(task.store("totals").range()) == model
         shutil.rmtree(small_disk / factory)
-
-
-def _fill(ballast: Path, leave: int = 0) -> None:
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"\0" * 65_536)
-        except OSError:
-            pass
-        if leave:
-            file.truncate(max(file.tell() - leave, 0))
 
 
 def test_secrets_are_in_nothing_that_is_said(

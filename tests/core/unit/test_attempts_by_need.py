@@ -19,30 +19,11 @@ from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
-from tests.by_need import Gate
+from tests.by_need import SMALL_STORES, Gate, State, key
 from tests.commits import TASK
 from tests.kafka_jobs import wait_until
 
-CONFIG: dict[str, object] = {
-    "job.name": "orders",
-    "task.inputs": ["orders"],
-    "task.backup.factories": ["blob-store"],
-    "task.restore.by.need.bytes": 1,
-    "stores.totals.value.serde": "bytes",
-    "stores.totals.rocksdb.compression": "none",
-    "stores.totals.rocksdb.target.file.size.bytes": 64 * 1024,
-    # a cache of its own for each store: otherwise a block that another one has read would hide a hole
-    "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
-    "blob.store.retry.policy.max.retries": 0,
-    "blob.store.part.size": 128 * 1024,
-}
-State = dict[bytes, bytes]
 Changes = Mapping[bytes, bytes | None]
-
-
-def key(number: int) -> bytes:
-    """One of some thousand keys."""
-    return b"key-%05d" % number
 
 
 class Worker:
@@ -134,7 +115,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 def job(gate: Gate) -> Iterator[Job]:
     """A job that has published a snapshot and a segment, on machines that are gone."""
     with (
-        closing_servers(MemoryServers(CONFIG)) as servers,
+        closing_servers(MemoryServers(SMALL_STORES)) as servers,
         servers.manager(servers.on_disk(servers.config, "driver"), "spark-hash(bigint)") as manager,
     ):
         yield Job(servers, manager)

@@ -32,25 +32,12 @@ from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
-from tests.by_need import Gate
+from tests.by_need import SMALL_STORES, Gate, State, key
 from tests.commits import TASK
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 
-CONFIG: dict[str, object] = {
-    "job.name": "orders",
-    "task.inputs": ["orders"],
-    "task.backup.factories": ["blob-store"],
-    "task.restore.by.need.bytes": 1,
-    "stores.totals.value.serde": "bytes",
-    "stores.totals.rocksdb.compression": "none",
-    "stores.totals.rocksdb.target.file.size.bytes": 64 * 1024,
-    # a cache of its own for each store: otherwise a block that another one has read would hide a hole
-    "stores.totals.rocksdb.block.cache.size.bytes": 1024 * 1024,
-    "blob.store.retry.policy.max.retries": 0,
-    "blob.store.part.size": 128 * 1024,
-}
-State = dict[bytes, bytes]
+CONFIG = SMALL_STORES
 
 
 @pytest.fixture
@@ -65,11 +52,6 @@ def opened(servers: MemoryServers, disk: str, config: JobConfig | None = None) -
     """The task on a machine. It closes without a commit."""
     with servers.manager(servers.on_disk(config or servers.config, disk), "kafka-partition") as manager:
         yield manager, manager.open_task(TASK)
-
-
-def key(number: int) -> bytes:
-    """One of some thousand keys."""
-    return b"key-%05d" % number
 
 
 def publish(servers: MemoryServers, count: int = 6_000) -> State:
