@@ -20,7 +20,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -104,6 +104,16 @@ class _OfEachProcess:
         return getattr(self._of[process], name)
 
 
+@dataclass(frozen=True)
+class _Started:
+    """An owner, which lives or is dead."""
+
+    process: Process
+    thread: Thread
+    config: JobConfig
+    kind: type[Owner]
+
+
 class History:
     """One history.
 
@@ -148,6 +158,9 @@ class History:
         self.operators = Operators(self)
         #: process → the loop that runs in it
         self.loops: dict[str, ConsumerLoop] = {}
+        self._owners: list[_Started] = []
+        #: the configurations of owners that lived when an operator took the last step of a migration
+        self._outdated: list[JobConfig] = []
         self._lifetimes = owners or 3 + scheduler.decide("lifetimes", 5)
 
     @property
@@ -206,14 +219,13 @@ class History:
     def _trouble(self) -> None:
         """Owners live and die, one after the other, and sometimes two at a time."""
         scheduler = self.scheduler
-        living: list[tuple[Process, Thread]] = []
         for number in range(self._lifetimes):
             machine = f"machine-{scheduler.decide(f'machine of {number}', 2)}"
             if scheduler.chance(f"disk lost before {number}", 0.25):
                 scheduler.note(f"{machine} loses its disk")
-                for process, _ in living:
-                    if process.machine == machine:
-                        scheduler.kill(process)
+                for owner in self._owners:
+                    if owner.process.machine == machine:
+                        scheduler.kill(owner.process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
             process = Process(f"owner-{number}", machine)
             config = self.config(machine, number)
@@ -221,7 +233,7 @@ class History:
             if self.tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
                 kind = LoopMember
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind))
-            living.append((process, thread))
+            self._owners.append(_Started(process, thread, config, kind))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
             if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.5):
                 if scheduler.chance(f"end of {number}", 0.5):
@@ -231,24 +243,24 @@ class History:
                     self._stop(process)
                     self._wait(thread, PATIENCE_S)
             self._look_after_servers()
-            self._between(number, living)
+            self._between(number)
         self.over = True
-        for process, thread in living:
-            self._stop(process)
-            self.wait_for(thread, process.name)
-            scheduler.kill(process)
+        for owner in self._owners:
+            self._stop(owner.process)
+            self.wait_for(owner.thread, owner.process.name)
+            scheduler.kill(owner.process)
 
-    def _between(self, number: int, living: Sequence[tuple[Process, Thread]]) -> None:
+    def _between(self, number: int) -> None:
         """What may happen between two owners, or while one lives."""
         scheduler = self.scheduler
-        if not self.loops and scheduler.chance(f"a long time after {number}", 0.15):
+        if not self.has_member and scheduler.chance(f"a long time after {number}", 0.15):
             days = (1.1, 1.1, 9.0)[scheduler.decide(f"how long after {number}", 3)]
             scheduler.note(f"{days} days pass")
             self.broker.compact_all()  # from here on the broker counts the time for which it keeps deletes
             scheduler.sleep(days * DAY_S)
             self._look_after_servers()
             self.broker.compact_all()
-        is_suspended = any(process.alive and process.paused_until > scheduler.now for process, _ in living)
+        is_suspended = any(one.process.alive and one.process.paused_until > scheduler.now for one in self._owners)
         # after a rescale, gc would collect the old layout, and there would be no way back
         if not self.operators.is_rescaled and scheduler.chance(f"gc after {number}", 0.6 if is_suspended else 0.2):
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
@@ -281,6 +293,30 @@ class History:
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
 
     @property
+    def has_member(self) -> bool:
+        """Whether a member of the consumer group lives, which may be between two lives."""
+        return any(owner.kind is LoopMember and owner.thread.is_alive() for owner in self._owners)
+
+    def take_step(self, stores: Sequence[str], stage: Stage) -> None:
+        """An operator changes the configuration file. Who lives goes on with the older configuration."""
+        self.stages |= dict.fromkeys(stores, stage)
+        self._outdated = [owner.config for owner in self._owners if owner.thread.is_alive()]
+
+    def expect(self, error: StatemgrError, config: JobConfig) -> None:
+        """Raises: Wrong for an error that no situation explains."""
+        if not self._lacks_a_backend(error, config):
+            self.model.expect(error)
+
+    def _lacks_a_backend(self, error: StatemgrError, config: JobConfig) -> bool:
+        """Whether an opening with this configuration was refused because an owner with an older one, which lived when
+        an operator took a step, has committed without the backend to restore from."""
+        if not isinstance(error, MissingState) or "has no marker of it" not in error.message:
+            return False
+        store = str(error.where["store"])
+        restores = config.stores[store].restore_factories
+        return any(set(restores).isdisjoint(older.stores[store].backup_factories) for older in self._outdated)
+
+    @property
     def _loses(self) -> bool:
         """Whether both backends always have the state, so that one of them may lose something."""
         return not self.stages and self.scheduler.decide("backends", 3) == 2
@@ -298,7 +334,7 @@ class History:
         until = self.scheduler.now + seconds
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
-            if self.loops and not self.over:
+            if self.has_member and not self.over:
                 end = self.broker.end(TOPIC, 0, only_settled=False)
                 self.feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()

@@ -30,7 +30,7 @@ from statemgr.model.jobs.stages import Stage, changed_keys, published_together, 
 from statemgr.operations.copy.copy import copy
 from statemgr.operations.copy.look import look
 from statemgr.operations.materialize.materialize import materialize_store, stores_of
-from statemgr.operations.migrate.preconditions import check
+from statemgr.operations.migrate.preconditions import check, check_again
 from statemgr.operations.migrate.rebuild import rebuild
 from statemgr.operations.migrate.verify import StoreToVerify, Verifier
 from statemgr.operations.rescale.plan import plan_rescale
@@ -88,7 +88,7 @@ class Operators:
         }  # fmt: skip
         if history.tasks == 1:
             commands |= {"rollback": self._go_back, "keep": self._keep}
-            if not history.loops:
+            if not history.has_member:
                 commands["rescale"] = self._rescale
         kind = [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
         work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
@@ -128,7 +128,7 @@ class Operators:
                 return
             if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
                 return
-            self._model.expect(error)
+            self._history.expect(error, config)
 
     @contextmanager
     def _opened(self, config: JobConfig, *, owned: bool = False) -> Iterator[tuple[Services, CheckpointTopic]]:
@@ -224,8 +224,10 @@ class Operators:
             changes = changed_keys(step, dict.fromkeys(STORES, True), stores)
             later = JobConfig.from_mapping(config.to_mapping(), changes)
             rebuild(later, records, published_together(records), no_progress, history.services)
+        else:
+            check_again(config, step, stores, history.services)
         if history.stages == before:  # the file has not changed meanwhile
-            history.stages |= dict.fromkeys(stores or STORES, step.target)
+            history.take_step(stores or STORES, step.target)
             self._scheduler.note(f"{' and '.join(stores or STORES)} from stage {step.stage} to {step.target}")
 
     def _copy(self, moment: str, config: JobConfig) -> None:

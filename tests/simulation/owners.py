@@ -245,5 +245,5 @@ def live(history: History, config: JobConfig, process: Process, kind: type[Owner
             return
         except StatemgrError as error:
             history.scheduler.note(f"{type(error).__name__}: {error.message}")
-            history.model.expect(error)
+            history.expect(error, config)
         history.scheduler.sleep(1.0)
