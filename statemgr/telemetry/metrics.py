@@ -59,8 +59,8 @@ class Metrics:
         #: task → the phase that it has announced last
         self.last_phase: dict[str, Phase] = {}
         self._tasks: dict[str, TaskMetrics] = {}
-        #: Steps that were counted, in order to remove those of a task.
-        self._steps: dict[str, set[str]] = {}
+        #: task → step → its counter, in order to remove those of a task
+        self._steps: dict[str, dict[str, Counter]] = {}
         self._kinds = set(KINDS)
         self._failed: dict[str, int] = {}
         self._changing = threading.Lock()
@@ -221,8 +221,10 @@ class Metrics:
         for task in tasks_of(subject) or [""]:
             self.last_phase[task] = phase
             with self._changing:
-                self._steps.setdefault(task, set()).add(phase.value)
-                self._phases.labels(self.job, task, phase.value).inc()
+                steps = self._steps.setdefault(task, {})
+                if phase.value not in steps:
+                    steps[phase.value] = self._phases.labels(self.job, task, phase.value)
+                steps[phase.value].inc()
         if phase is Phase.BEGIN:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:

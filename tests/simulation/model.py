@@ -165,7 +165,8 @@ class Model:
 
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""
-        if isinstance(error, LayoutMismatch) and self.was_rescaled:
+        is_of_layout = isinstance(error, LayoutMismatch) or error.where.get("key") == "job.tasks"
+        if is_of_layout and self.was_rescaled:
             return
         if isinstance(error, CorruptError | MissingError | TopicMisconfigured) and self.was_damaged():
             return

@@ -251,12 +251,22 @@ class Operators:
         self.copies.append((target_config, position))
 
     def compare_copy(self, config: JobConfig, position: int) -> None:
-        """A copy has what it had at first."""
+        """A copy has what it had at first. The first opening of each task ends the copy's clean-up."""
         with StateManager(config, services=self._history.services) as manager, manager.open_task(TASK) as task:
             checkpoint = task.last_checkpoint
             if checkpoint is None or checkpoint.input_offsets[SOURCE] != position:
                 raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
             self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
+        self.compare_others(config)
+
+    def compare_others(self, config: JobConfig) -> None:
+        """The tasks after the first one have what they had."""
+        for number in range(1, config.tasks):
+            with (
+                StateManager(config, services=self._history.services) as manager,
+                manager.open_task(task_name(number)) as task,
+            ):
+                self._model.compare_other(task.last_checkpoint, task)
 
     # --- commands that fence -------------------------------------------------------------------------------------
 
@@ -337,10 +347,11 @@ class Operators:
                 self.is_rescaled = False
                 return
             new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
+        self.is_rescaled = True  # until its outcome is known: whoever gives it a second time may undo the undo
         with self._opened(new, owned=True) as (services, log):
-            undo(services, log, self._history.services, no_progress)
-        self.is_rescaled = False
-        self._scheduler.note("back in the old layout")
+            plan, _ = undo(services, log, self._history.services, no_progress)
+        self.is_rescaled = plan.after.tasks == _RESCALED_TO
+        self._scheduler.note(f"back in the layout with {plan.after.tasks} tasks")
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:

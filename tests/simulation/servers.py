@@ -171,6 +171,8 @@ _DANGERS = (0.0, 0.2, 1.0, 1.0)
 _LIST_LAG_MS = 60_000
 #: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
 _REMEMBERED_S = 600.0
+#: Seconds for which the records of a topic stay in its active segment, which is not compacted.
+ACTIVE_S = 120.0
 #: Seconds of silence after which a consumer group gives up a member.
 _SESSION_S = 10.0
 
@@ -218,10 +220,11 @@ class Broker(MemoryBroker):
                     self.members.remove(member)
 
     def compact_all(self) -> None:
-        """Remove what compaction may remove."""
-        for name, topic in self.topics.items():
-            for partition in range(len(topic.logs)):
-                self.compact(name, partition)
+        """Remove what compaction may remove. It leaves the newest records alone, which are in the active segment."""
+        for topic in self.topics.values():
+            lag_ms = max(int(topic.settings["min.compaction.lag.ms"]), int(ACTIVE_S * 1000))
+            for log in topic.logs if "compact" in topic.settings["cleanup.policy"] else ():
+                log.compact(self.now_ms, {**topic.settings, "min.compaction.lag.ms": str(lag_ms)})
 
     def lose_tail(self, topic: str, transactions: int) -> None:
         """Lose the newest records of a topic, as an unclean election does. Transactions are lost as a whole."""

@@ -3,7 +3,7 @@
 Steps:
 
 1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
-2. fence the job
+2. fence the job, and check that nobody has changed the layout since
 3. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
    and kept checkpoints; delete its old records, and retire the layout that was current
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import MissingBlob, MissingState
+from statemgr.errors import FencedError, MissingBlob, MissingState
 from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
@@ -123,7 +123,13 @@ def undo(
     with closing(open_new(plan.new_config)) as new:
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
-            plan = plan_undo(services.config, log, checkpoint_id)
+            looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
+            if plan.before != looked.before:
+                raise FencedError(
+                    f"somebody else has given the job {plan.before.tasks} tasks meanwhile",
+                    hint="run `statemgr rescale --undo` without --write to see what it would do now",
+                    job=services.config.job_name,
+                )
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)
