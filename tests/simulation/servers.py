@@ -439,6 +439,11 @@ class SimulatedBlobStore(MemoryBlobStore):
 
     network: Network
 
+    def __init__(self, clock: Clock, name: str) -> None:
+        super().__init__(clock, name)
+        #: blobs that somebody has deleted
+        self.lost: set[str] = set()
+
     def _call(self, what: str, effect: Callable[[], T]) -> T:
         def failed(what: str) -> Exception:
             return UnavailableError(f"{what}: no answer from the blob store")
@@ -466,6 +471,7 @@ class SimulatedBlobStore(MemoryBlobStore):
         """Somebody deletes a blob."""
         with self._space.lock:
             del self._space.blobs[blob_id]
+        self.lost.add(blob_id)
         self.network.happened("lost blob", f"somebody deletes the blob {blob_id}")
 
     def spoil(self, blob_id: str, moment: str) -> None:
