@@ -218,13 +218,14 @@ class Metrics:
         return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
 
     def _observe(self, phase: Phase, subject: str) -> None:
+        step = phase.value
         for task in tasks_of(subject) or [""]:
             self.last_phase[task] = phase
             with self._changing:
-                steps = self._steps.setdefault(task, {})
-                if phase.value not in steps:
-                    steps[phase.value] = self._phases.labels(self.job, task, phase.value)
-                steps[phase.value].inc()
+                counters = self._steps.setdefault(task, {})
+                if step not in counters:
+                    counters[step] = self._phases.labels(self.job, task, step)
+                counters[step].inc()
         if phase is Phase.BEGIN:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:

@@ -351,7 +351,7 @@ class History:
         until = self.scheduler.now + seconds
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
-            if self.has_member and not self.over:
+            if not self.over and self.has_member:
                 end = self.broker.end(TOPIC, 0, only_settled=False)
                 self.feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()

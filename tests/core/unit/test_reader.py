@@ -49,7 +49,7 @@ def test_a_process_that_was_suspended_has_not_waited(monkeypatch: pytest.MonkeyP
 def test_compaction_during_a_long_read(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process sleeps after it has asked where the topic ends. What it would have read there is compacted, because
     newer records have come after it. They are read, too."""
-    consume, config = MemoryConsumer.consume, servers.config
+    consume, config = MemoryConsumer.consume, servers.on_disk(servers.config, "one")
     log = CheckpointTopic(config, servers.clock)
     with servers.manager(config, "kafka-partition") as manager:
         task = manager.open_task(TASK)
