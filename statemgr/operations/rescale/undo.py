@@ -127,7 +127,7 @@ def undo(
             if plan.before != looked.before:
                 raise FencedError(
                     f"somebody else has given the job {plan.before.tasks} tasks meanwhile",
-                    hint="run `statemgr rescale --undo` without --write to see what it would do now",
+                    hint="run `statemgr rescale --undo` to see what it would do now",
                     job=services.config.job_name,
                 )
             plan = replace(plan, records=_with_output(new, plan.records))
