@@ -257,6 +257,8 @@ class CheckpointTopic:
         versions = self._config.read_versions
         if generation is None:
             generation = self._generation(seen)
+        elif generation not in seen.retired and generation != self._generation(seen):
+            return {}  # the job has gone back to that layout, or it was collected, and its records were deleted
         of_generation = {at.task for at in seen.tracks if at.generation == generation and at.version in versions}
         wanted = {task for task in of_generation if task and (tasks is None or task in tasks)}
         jobs = seen.tracks.get(TrackId(generation, "", 2))
