@@ -86,7 +86,8 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     Args:
         checkpoint_id: one that the layout retains; None for the layout that was current before.
 
-    Raises: MissingState if there is none, or garbage collection has collected it.
+    Raises: MissingState if there is none, or garbage collection has collected it; FencedError if the job goes back to
+        it at the same time.
     """
     current = log.read()
     if not current or not log.retired():
@@ -103,7 +104,17 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
             job=config.job_name,
         )
+    if not found[1]:  # the job has gone back to it since the first read
+        raise _overtaken(config)
     return UndoPlan(config, *found, current)
+
+
+def _overtaken(config: JobConfig) -> FencedError:
+    return FencedError(
+        "somebody else has changed the number of tasks meanwhile",
+        hint="run `statemgr rescale --undo` to see what it would do now",
+        job=config.job_name,
+    )
 
 
 def undo(
@@ -125,11 +136,7 @@ def undo(
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
             if plan.before != looked.before:
-                raise FencedError(
-                    f"somebody else has given the job {plan.before.tasks} tasks meanwhile",
-                    hint="run `statemgr rescale --undo` to see what it would do now",
-                    job=services.config.job_name,
-                )
+                raise _overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)

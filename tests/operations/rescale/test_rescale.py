@@ -181,7 +181,7 @@ def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: R
     with (
         closing(open_services(new)) as services,
         closing(CheckpointTopic(new, services.clock, owned=True)) as log,
-        pytest.raises(FencedError, match="somebody else has given the job 4 tasks"),
+        pytest.raises(FencedError, match="somebody else has changed the number of tasks"),
     ):
         undo(services, log, meanwhile, no_progress)
     with closing(CheckpointTopic(new, SystemClock())) as log:
