@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from statemgr.config.keys import lookup, rocksdb_defaults
+from statemgr.config.keys import ROCKSDB_DEFAULTS, lookup
 from statemgr.config.loading import has_reference, parse_resolved, resolve
 from statemgr.config.values import Value
 from statemgr.ids import topic_name
@@ -90,5 +90,5 @@ def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, st
         value_schemas=value("value.avro.schemas"),
         ttl_ms=value("ttl.ms"),
         write_batch_size=value("write.batch.size"),
-        rocksdb={option: value(f"rocksdb.{option}") for option in rocksdb_defaults()},
+        rocksdb={option: value(f"rocksdb.{option}") for option in ROCKSDB_DEFAULTS},
     )

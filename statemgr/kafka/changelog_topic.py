@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache, partial
 
 from confluent_kafka import Message
 
@@ -30,7 +31,8 @@ class ChangelogTopics:
     def __init__(self, config: JobConfig, clock: Clock, ids: IdSource, *, stall_s: float | None = None) -> None:
         self._metadata = TopicMetadata(config, clock)
         self._reader = PartitionReader(config, clock, stall_s)
-        self._time = BrokerTime(config, clock, ids)
+        #: The brokers' clock, once somebody has asked for it.
+        self._time = cache(partial(BrokerTime, config, clock, ids))
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Lock] = {}
         #: Topic → the answer that the next question will have.
@@ -110,7 +112,7 @@ class ChangelogTopics:
 
     def time_ms(self) -> int:
         """Raises: UnavailableError, AccessDenied, InvalidError."""
-        return self._time.now_ms()
+        return self._time().now_ms()
 
     def _messages(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
         low, high = self.bounds(topic, partition)

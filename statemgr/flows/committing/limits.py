@@ -48,13 +48,17 @@ _ATTEMPT = "1700000000000-0123456789abcdef"
 _MOST = 2**62
 #: Bytes that a request adds to a record.
 _AROUND = 1024
+#: Bytes by which the length of a long list is longer than that of a list of one.
+_OF_LENGTH = 4
 #: The clocks of two machines may differ by this much before the blob store's clock is asked.
 _CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def check_config(config: JobConfig) -> None:
     """Raises: ConfigError if a task's record could get too large for the topic or for the producer."""
-    size = sum(map(len, codecs.encode_record(_largest(config))[0]))
+    # outstanding TTLs have the same size each, so two of them say what the most take
+    one, two = (sum(map(len, codecs.encode_record(_largest(config, count))[0])) for count in (1, 2))
+    size = one + (MOST_OUTSTANDING - 1) * (two - one) + _OF_LENGTH
     if size > MOST_RECORD:
         raise ConfigError(
             f"the checkpoint record of a task with {len(config.stores)} stores may need {size} bytes, "
@@ -90,8 +94,8 @@ def _settings_size(config: JobConfig) -> int:
     )
 
 
-def _largest(config: JobConfig) -> CheckpointRecord:
-    """A task's record with the largest possible value in every field."""
+def _largest(config: JobConfig, outstanding: int) -> CheckpointRecord:
+    """A task's record with the largest possible value in every field, and this many outstanding TTLs."""
     task = task_name(config.tasks - 1)
     prefix = f"{config.job_name}/{config.job_id}/{task}"
     markers: dict[str, dict[str, Marker]] = {}
@@ -110,7 +114,7 @@ def _largest(config: JobConfig) -> CheckpointRecord:
         backup_factories={name: store.backup_factories for name, store in config.stores.items()},
         restore_factories={name: store.restore_factories for name, store in config.stores.items()},
         attachments=(Attachment("output", inline=bytes(inline_attachments_limit(1))),),
-        outstanding_ttl=(OutstandingTtl(blob, _MOST),) * MOST_OUTSTANDING,
+        outstanding_ttl=(OutstandingTtl(blob, _MOST),) * outstanding,
         kept=(str(CheckpointId(1_700_000_000_000, 0)),) * MOST_KEPT,
         owner=Owner("h" * MOST_HOST, _MOST, "v" * MOST_HOST),
         serdes={
