@@ -93,8 +93,8 @@ log.addFilter(RateLimit("librdkafka", _kind))
 
 
 def serve_after(idle_s: float, serve: Callable[[], T]) -> T:
-    """Serve a client for the first time after ``idle_s`` seconds. The client hands its lines over only then, so each may
-    be as old, and is logged as a past event: at the level INFO, with that age."""
+    """Serve a client for the first time after ``idle_s`` seconds. The client hands its lines over only then, so each
+    may be as old, and is logged as a past event: at the level INFO, with that age."""
     token = _IDLE_S.set(idle_s)
     try:
         return serve()
