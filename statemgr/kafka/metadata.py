@@ -248,7 +248,7 @@ class TopicMetadata:
         """One offset for each of ``specs``; all requests are sent together."""
         place = TopicPartition(topic, partition)
         doing = "asking for a topic's offsets"
-        deadline = self._deadline()
+        deadline: float | None = None
 
         def request() -> dict[int, Future[ListOffsetsResultInfo]]:
             return {
@@ -267,6 +267,7 @@ class TopicMetadata:
                 found = self.describe([topic]).get(topic)
                 if found is None or all(there.id != partition for there in found.partitions):
                     raise
+                deadline = deadline or self._deadline()
                 late = UnavailableError(
                     f"{doing}: the partition has no leader",
                     hint="check that the brokers with its replicas are running",

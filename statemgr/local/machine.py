@@ -50,7 +50,7 @@ class SystemClock:
         """Seconds that never decrease, for deadlines."""
         if self._given_up:
             self._leap_s += _LEAP_S
-        return time.monotonic() + self._leap_s
+        return self.elapsed() + self._leap_s
 
     def elapsed(self) -> float:
         """Seconds that never decrease, for durations."""
