@@ -13,8 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from statemgr.backends.changelog.fill_guard import FillGuard, OwnRecords, continues
-from statemgr.backends.changelog.losses import Losses, loss_of
+from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, loss_of
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path

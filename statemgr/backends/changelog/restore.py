@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
-from statemgr.backends.changelog.losses import loss_of
+from statemgr.backends.changelog.integrity import loss_of
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
