@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from statemgr.blobs.counting import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.errors import StatemgrError
-from statemgr.model.blob_counts import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 from statemgr.telemetry.http import serve

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from statemgr.blobs.body import body_size
+from statemgr.blobs.counting import BlobCounts
 from statemgr.errors import CorruptFile, StatemgrError
 from statemgr.local.transfer_files import SourceFile
-from statemgr.model.blob_counts import BlobCounts
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
