@@ -24,10 +24,9 @@ from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish
 from statemgr.flows.offers import Adoption
 from statemgr.flows.opening.open_job import JobTopics
-from statemgr.flows.opening.repair import find_damage
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Damage, Published
-from statemgr.flows.upkeep import Turn, Upkeep, look
+from statemgr.flows.upkeep import Turn, Upkeep, find_damage, look
 from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import MicroBatch
 from statemgr.model.checkpoint_records import Inputs
