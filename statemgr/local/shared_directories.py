@@ -29,7 +29,7 @@ from pathlib import Path
 from statemgr.errors import UnavailableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
-from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)

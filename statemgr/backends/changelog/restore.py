@@ -28,10 +28,10 @@ from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingErr
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
 from statemgr.local.machine import moment
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change
 from statemgr.model.plan import Successor
+from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase
 from statemgr.ports import (
     CommittedDirectory,
