@@ -194,9 +194,7 @@ class SharedRoot:
         another root, which is empty at first. Raises: InvalidError, OSError."""
         with ExitStack() as held:
             while True:
-                root = durable.make_private(self._base, *self._levels)
-                for part in self.parts:
-                    durable.make_private(root, part)
+                root = durable.make_private(self._base, *self._levels, inside=self.parts)
                 try:
                     is_in_place = held.enter_context(exclusive(root / "lock", self._clock))
                 except UnavailableError as error:

@@ -46,6 +46,7 @@ from statemgr.ports import (
     Moment,
     Progress,
     Restored,
+    RestorePlace,
     RestoreRequest,
     StoreIdentity,
     no_progress,
@@ -246,7 +247,8 @@ class _Restore:
         self._directories = services.directories(task, plan.store)
         self._progress = progress
         self._as_of = as_of
-        #: Those that the newest try began with.
+        #: The place of a try that has not begun, and the leftovers of the newest one.
+        self._place: RestorePlace | None = None
         self._leftovers: Sequence[Path] = ()
 
     def restore_and_open(self) -> tuple[OpenStore, StoreRestore]:
@@ -305,6 +307,7 @@ class _Restore:
             log.warning("%s: it is restored as a whole: %s", self._identity, error)
             return None
         if state is None:
+            self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
             return None
         try:
             opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
@@ -402,7 +405,8 @@ class _Restore:
 
     def _request(self, factory: str, marker: Marker) -> RestoreRequest:
         plan = self.plan
-        staging, reusable, self._leftovers = self._directories.begin_restore()
+        place, self._place = self._place or self._directories.begin_restore(), None
+        staging, reusable, self._leftovers = place
         return RestoreRequest(
             self._identity, marker, staging, reusable, self._report, plan.older.get(factory, {}), self._leftovers,
             plan.successors.get(factory), plan.retained.get(factory, ()),

@@ -230,6 +230,6 @@ def _map(write: _Convert | None, read: _Convert | None) -> _Converters:
     return _Converters(
         (lambda items: {key: write(items[key]) for key in sorted(items)})
         if write
-        else (lambda items: {key: items[key] for key in sorted(items)}),
+        else (lambda items: dict(sorted(items.items()))),
         (lambda items: {key: read(item) for key, item in items.items()}) if read else None,
     )
