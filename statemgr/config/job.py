@@ -244,12 +244,12 @@ class JobConfig:
         """When requests to the blob store are tried again."""
         prefix = "blob.store.retry.policy."
         return RetryPolicy(
-            max_retries=self.get(prefix + "max.retries"),
-            max_duration_ms=self.get(prefix + "max.retry.duration.millis"),
-            backoff_ms=self.get(prefix + "backoff.delay.millis"),
-            backoff_max_ms=self.get(prefix + "backoff.max.delay.millis"),
-            factor=self.get(prefix + "backoff.delay.factor"),
-            jitter=self.get(prefix + "jitter.factor"),
+            max_retries=self._given(prefix + "max.retries"),
+            max_duration_ms=self._given(prefix + "max.retry.duration.millis"),
+            backoff_ms=self._given(prefix + "backoff.delay.millis"),
+            backoff_max_ms=self._given(prefix + "backoff.max.delay.millis"),
+            factor=self._given(prefix + "backoff.delay.factor"),
+            jitter=self._given(prefix + "jitter.factor"),
         )
 
     # --- Kafka ----------------------------------------------------------------------------------------------
@@ -307,8 +307,12 @@ class JobConfig:
         made: Consumer = import_module("statemgr.kafka.group_consumer").group_consumer(self, group)
         return made
 
+    def _given(self, key: str) -> Any:
+        """The value of a key, or its default; for a key that has one, by our name."""
+        return self.values[key] if key in self.values else lookup(key).default
+
     def _resolved(self, key: str) -> Value | None:
-        value = self.values[key] if key in self.values else lookup(key).default
+        value: Value | None = self._given(key)
         if not has_reference(value):
             return value
         # check again, because the value of a reference is known only now

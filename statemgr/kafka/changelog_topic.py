@@ -86,9 +86,11 @@ class ChangelogTopics:
         """Raises: MissingState, UnavailableError."""
         return self._metadata.bounds(topic, partition, only_settled=True)[1]
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
-        """Checks the bounds at the first step."""
-        for batch in self._messages(topic, partition, start, end):
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[Sequence[ChangelogRecord]]:
+        """Checks the bounds at the first step, unless the caller has."""
+        for batch in self._messages(topic, partition, start, end, checked):
             records = [
                 ChangelogRecord(m.key(), m.value(), m.offset(), m.timestamp()[1])  # type: ignore[arg-type]
                 for m in batch
@@ -98,11 +100,13 @@ class ChangelogTopics:
                     raise self._keyless(topic, partition, record.offset)
             yield records
 
-    def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
-        """Checks the bounds at the first step. Works column by column, because each step is then one loop in C over the
-        whole batch.
+    def changes(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[ChangelogBatch]:
+        """Checks the bounds at the first step, unless the caller has. Works column by column, because each step is then
+        one loop in C over the whole batch.
         """
-        for batch in self._messages(topic, partition, start, end):
+        for batch in self._messages(topic, partition, start, end, checked):
             keys = [message.key() for message in batch]
             values = [message.value() for message in batch]
             if not all(keys) and None in keys:
@@ -114,8 +118,8 @@ class ChangelogTopics:
         """Raises: UnavailableError, AccessDenied, InvalidError."""
         return self._time().now_ms()
 
-    def _messages(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
-        low, high = self.bounds(topic, partition)
+    def _messages(self, topic: str, partition: int, start: int, end: int, checked: bool) -> Iterator[list[Message]]:
+        low, high = (start, end) if checked else self.bounds(topic, partition)
         if start < low or end > high:
             raise MissingState(
                 f"the changelog has offsets {low} to {high}, but the checkpoint needs {start} to {end}",

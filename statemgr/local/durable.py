@@ -207,7 +207,7 @@ def make_private(base: Path, *names: str, inside: Sequence[str] = ()) -> Path:
     if not names:
         _make_parents(base)
     levels = list(accumulate(names, Path.joinpath, initial=base))
-    for path in (*levels[1:], *(levels[-1] / name for name in inside)):
+    for path in [*levels[1:], *[levels[-1] / name for name in inside]]:
         try:
             _check(path)  # almost all are there
         except FileNotFoundError:
@@ -232,10 +232,12 @@ def check_private(base: Path, *names: str) -> Path:
 def _make_parents(path: Path) -> None:
     if path.is_dir():
         return
-    if path.parent != path:
-        _make_parents(path.parent)
     with suppress(FileExistsError):
-        os.mkdir(path, _PRIVATE)
+        try:
+            os.mkdir(path, _PRIVATE)
+        except FileNotFoundError:
+            _make_parents(path.parent)
+            os.mkdir(path, _PRIVATE)
 
 
 def _check(path: Path) -> None:

@@ -129,7 +129,7 @@ class ChangelogBackup(BackupManager):
         loss = loss_of(marker, TopicBounds(info.topic_id, info.partitions, {partition: (start, end)}))
         if loss is not None:
             raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
-        if any(changelog.read(topic, partition, marker.offset, end)):
+        if any(changelog.read(topic, partition, marker.offset, end, checked=True)):
             return True
         self._own.known_until(info, partition, end)
         return False

@@ -213,7 +213,8 @@ class ChangelogRestore(RestoreManager):
     def _apply(self, request: RestoreRequest, marker: ChangelogMarker, start: int, writer: ChangeWriter) -> Restored:
         records = size = 0
         what = f"replay {request.identity.store}"
-        for batch in self._services.changelog().changes(marker.topic, marker.partition, start, marker.offset):
+        changelog = self._services.changelog()
+        for batch in changelog.changes(marker.topic, marker.partition, start, marker.offset, checked=True):
             writer.write(batch.changes)
             records += len(batch.changes)
             size += batch.size
@@ -237,11 +238,12 @@ class ChangelogRestore(RestoreManager):
         Records of an open transaction do not count, and nobody waits for its end: the cleaner stops before the first
         open one (LogCleanerManager.cleanableOffsets), so it has dropped no value for them.
         """
-        end = min(end, self._services.changelog().settled_end(marker.topic, marker.partition))
+        changelog = self._services.changelog()
+        end = min(end, changelog.settled_end(marker.topic, marker.partition))
         oldest_ms: int | None = None
         if end <= marker.offset:
             return None
-        for batch in self._services.changelog().read(marker.topic, marker.partition, marker.offset, end):
+        for batch in changelog.read(marker.topic, marker.partition, marker.offset, end, checked=True):
             in_batch = min(record.timestamp_ms for record in batch)
             oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
         return oldest_ms
