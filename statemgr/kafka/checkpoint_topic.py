@@ -21,7 +21,7 @@ from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured
 from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
-from statemgr.kafka.topic_watch import TopicWatch
+from statemgr.kafka.topics import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
