@@ -23,7 +23,7 @@ from statemgr.model.plan import plan_files
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.phases import Phase
 from statemgr.ports import Restored, RestoreRequest
-from statemgr.transfer.plan import Fetch
+from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer
 
 

@@ -27,7 +27,7 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.os_errors import disk_errors
 from statemgr.ports import StoreIdentity
 from statemgr.services import Services
-from statemgr.transfer.plan import Fetch
+from statemgr.transfer.downloads import Fetch
 
 log = logging.getLogger(__name__)
 #: Segments and bytes of one group that is fetched together, and the number of groups: while one is applied, the others

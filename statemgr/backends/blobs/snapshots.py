@@ -38,8 +38,7 @@ from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase
 from statemgr.ports import Clock, FinishedDirectory, Progress, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
-from statemgr.transfer.plan import Upload
-from statemgr.transfer.transfer import Transfer
+from statemgr.transfer.transfer import Transfer, Upload
 
 #: Bytes of files that are uploaded before it is noted that they are stored.
 _GROUP_BYTES = 1024 * 1024 * 1024
