@@ -241,7 +241,9 @@ class History:
     def _between(self, number: int, living: Sequence[tuple[Process, Thread]]) -> None:
         """What may happen between two owners, or while one lives."""
         scheduler = self.scheduler
-        if not self.loops and scheduler.chance(f"a long time after {number}", 0.15):
+        # compaction would use records beyond the older checkpoint that is the newest one after a loss
+        is_near = not self.loops and not self.model.losses
+        if is_near and scheduler.chance(f"a long time after {number}", 0.15):
             days = (1.1, 1.1, 9.0)[scheduler.decide(f"how long after {number}", 3)]
             scheduler.note(f"{days} days pass")
             self.broker.compact_all()  # from here on the broker counts the time for which it keeps deletes
@@ -256,6 +258,14 @@ class History:
         self.operators.act(number)
         if self._loses and scheduler.chance(f"a loss after {number}", 0.2):
             self._lose(f"after {number}")
+        if self.loses_checkpoints and scheduler.chance(f"checkpoints are lost after {number}", 0.3):
+            self._lose_checkpoints(f"after {number}")
+
+    def _lose_checkpoints(self, moment: str) -> None:
+        """The newest transactions of the checkpoint topic are lost, but not those of the first commits."""
+        transactions = 1 + self.scheduler.decide(f"how many checkpoints are lost {moment}", 3)
+        if self.model.may_lose(transactions) and self.broker.lose_tail(self._topic, transactions):
+            self.model.lost(transactions)
 
     def _lose(self, moment: str) -> None:
         """Something is lost of one backend, while the other one has the whole state."""
@@ -283,7 +293,14 @@ class History:
     @property
     def _loses(self) -> bool:
         """Whether both backends always have the state, so that one of them may lose something."""
-        return not self.stages and self.scheduler.decide("backends", 3) == 2
+        return not self.stages and self.scheduler.decide("backends", 3) == 2 and not self.loses_checkpoints
+
+    @property
+    def loses_checkpoints(self) -> bool:
+        """Whether the checkpoint topic may lose its newest records. A changelog always has the state: the blobs of an
+        older checkpoint may be deleted."""
+        decide, may_lose = self.scheduler.decide, self.tasks == 1 and not self.stages
+        return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
     def _lost_blobs(self) -> bool:
@@ -374,6 +391,8 @@ class History:
             topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
             if topic in self.broker.topics:
                 self.broker.lose_tail(topic, 1 + scheduler.decide("how much is lost", 3))
+        if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
+            self._lose_checkpoints("at peace")
         if self.operators.is_rescaled:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)

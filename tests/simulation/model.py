@@ -43,8 +43,8 @@ class Model:
     """The input, and what owners were told.
 
     Attributes:
-        acked: the position in the input that somebody was told is published.
         acks: how many commits were acknowledged.
+        losses: how often the newest checkpoints were lost.
         tried: position → how many commits of it are published, or may be.
         going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
         kept: the IDs of checkpoints that somebody was told are kept.
@@ -59,7 +59,9 @@ class Model:
         self.ttl_s = (None, None, None, 100.0)[scheduler.decide("ttl", 4)]
         #: offset of the input → when its change was made first and last
         self._made: dict[int, tuple[float, float]] = {}
-        self.acked = self.acks = 0
+        #: each position that somebody was told is current, the newest one last
+        self._acked = [0]
+        self.acks = self.losses = self._went_back = 0
         self.tried = Counter({0: 1})
         self.going_back: list[int] = []
         self.kept: set[str] = set()
@@ -67,6 +69,15 @@ class Model:
         self._went_back_at = 0
         self.was_rescaled = False
         self.was_damaged: Callable[[], bool] = lambda: False
+
+    @property
+    def acked(self) -> int:
+        """The position in the input that somebody was told is published."""
+        return self._acked[-1]
+
+    def _acknowledge(self, position: int) -> None:
+        if position > self.acked:
+            self._acked.append(position)
 
     def change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
@@ -142,26 +153,39 @@ class Model:
         """A block that commits a position."""
         self.tried[position] += 1
         self._scheduler.trace(f"commit {position}")
-        went_back_at = self._went_back_at
+        went_back = self._went_back
         try:
             yield
         except RetryableError:
             self.tried[position] -= 1  # surely not published
             raise
-        if self._went_back_at == went_back_at:  # otherwise a rollback may have followed before the caller was told
-            self.acked = max(self.acked, position)
+        if self._went_back == went_back:  # otherwise a rollback may have followed before the caller was told
+            self._acknowledge(position)
         self.acks += 1
         self._scheduler.note(f"committed {position}")
 
     def has_published(self, checkpoint: Checkpoint) -> None:
         """A checkpoint was acknowledged, perhaps some time ago."""
         if checkpoint.sequence > self._went_back_at:
-            self.acked = max(self.acked, checkpoint.input_offsets[SOURCE])
+            self._acknowledge(checkpoint.input_offsets[SOURCE])
 
     def went_back(self, checkpoint: Checkpoint) -> None:
         """A rollback was acknowledged, which published this checkpoint."""
-        self.acked = min(self.acked, checkpoint.input_offsets[SOURCE])
+        self._acked.append(min(self.acked, checkpoint.input_offsets[SOURCE]))
         self._went_back_at = checkpoint.sequence
+        self._went_back += 1
+
+    def may_lose(self, transactions: int) -> bool:
+        """Whether a checkpoint is left for sure when the checkpoint topic loses its newest transactions."""
+        return len(self._acked) > transactions + 1
+
+    def lost(self, transactions: int) -> None:
+        """The checkpoint topic has lost its newest transactions, which may be commits, or of others."""
+        kept = len(self._acked) - transactions - 1
+        self._acked[kept:] = [min(self._acked[kept:])]
+        self.acks = max(self.acks - transactions, 0)
+        self._went_back += 1
+        self.losses += 1
 
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""

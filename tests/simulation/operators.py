@@ -84,12 +84,15 @@ class Operators:
             return
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
-            "copy": self._copy,
         }  # fmt: skip
+        if not history.loses_checkpoints:  # what these leave on the topic must stay
+            commands["copy"] = self._copy
         if history.tasks == 1:
-            commands |= {"rollback": self._go_back, "keep": self._keep}
-            if not history.loops:
-                commands["rescale"] = self._rescale
+            commands["rollback"] = self._go_back
+            if not history.loses_checkpoints:
+                commands["keep"] = self._keep
+                if not history.loops:
+                    commands["rescale"] = self._rescale
         kind = [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
         work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
         self._give(f"{kind}-{number}", machine, number, work)

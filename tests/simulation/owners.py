@@ -132,7 +132,9 @@ class LastOwner(TaskOwner):
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
             if self._model.was_damaged():
                 self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
-            for _ in range(1 + self._scheduler.decide("last commits", 2)):
+            few = 1 + self._scheduler.decide("last commits", 2)
+            # the blobs of a checkpoint that is retained again after a loss may be deleted
+            for _ in range(max(few, self._manager.config.retained) if self._model.losses else few):
                 self._change_some(task, at, 3)
                 with self._model.committing(at.position):
                     task.commit({SOURCE: at.position})
@@ -142,7 +144,7 @@ class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 
     def run(self) -> None:
-        self._expected = self._ticked = 0
+        self._expected = self._ticked = self._losses = 0
         consumer = self._manager.config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
@@ -155,6 +157,7 @@ class LoopMember(Owner):
     def _opened(self, task: Task) -> None:
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
         self._expected = self._model.compare(task.last_checkpoint, task, 0)
+        self._losses = self._model.losses
         self._scheduler.note(f"loop opened at {self._expected}")
         task.every(2.0, self._tick)
 
@@ -172,7 +175,7 @@ class LoopMember(Owner):
         assert offset is not None
         if offset != self._expected:
             raise Wrong(f"the input continues at {offset} instead of {self._expected}")
-        if task.last_checkpoint is not None:
+        if task.last_checkpoint is not None and self._losses == self._model.losses:
             self._model.has_published(task.last_checkpoint)
         self._process(task, offset)
         self._model.tried[offset + 1] += 1

@@ -15,6 +15,7 @@ import statemgr.backends.changelog.backup as changelog_backup
 import statemgr.backends.changelog.losses as losses
 import statemgr.backends.changelog.restore as changelog_restore
 import statemgr.flows.committing.publish as publishing
+import statemgr.flows.opening.open_job as opening
 import statemgr.local.change_buffer as change_buffer
 import statemgr.local.directories as local_directories
 from statemgr.local.committed import CommittedDirectories
@@ -53,6 +54,12 @@ def offset_of_the_last_record() -> Patches:
 def old_directory_is_continued() -> Patches:
     """A replay continues an old local directory, although compaction may have removed deletes since."""
     return [patch(changelog_restore.ReplayBase, "is_usable", lambda self, now: True)]
+
+
+@known
+def a_tail_stays_in_the_changelog() -> Patches:
+    """The next commits follow records after the checkpoint's offset, and nothing fills the changelog again."""
+    return [patch(opening, "_has_tail", lambda *args: False)]
 
 
 @known

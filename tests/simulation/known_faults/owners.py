@@ -12,6 +12,7 @@ from unittest import mock
 
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.owner as owning
+import statemgr.kafka.checkpoint_topic as checkpoint_topic
 import statemgr.kafka.reader as reading
 import statemgr.local.change_buffer as change_buffer
 from statemgr.consumer.assigned_tasks import AssignedTasks
@@ -113,6 +114,16 @@ def read_to_the_last_stable_offset() -> Patches:
     """An opening reads only up to the first open transaction, which hides newer records of its own task."""
     real = CheckpointTopic._bounds
     return [patch(CheckpointTopic, "_bounds", lambda self, only_settled=False: real(self, True))]
+
+
+@known
+def lost_records_count_after_an_election() -> Patches:
+    """A process that has read the topic reads on after an unclean election, and keeps the records that are lost."""
+
+    def continues(self: Any, bounds: Any, position: int) -> bool:
+        return bool(self.bounds.topic_id == bounds.topic_id and position <= bounds.end)
+
+    return [patch(imported(checkpoint_topic, "_Seen"), "continues", continues)]
 
 
 @known
