@@ -245,8 +245,11 @@ class CheckpointTopic:
         self, seen: _Seen, tasks: Collection[str] | None, generation: int | None
     ) -> dict[str, CheckpointRecord]:
         versions = self._config.read_versions
+        newest_generation = self._generation(seen)
         if generation is None:
-            generation = self._generation(seen)
+            generation = newest_generation
+        elif generation < newest_generation and generation not in seen.retired:
+            return {}  # the way back to this layout, or garbage collection, has deleted its records
         of_generation = {at.task for at in seen.tracks if at.generation == generation and at.version in versions}
         wanted = {task for task in of_generation if task and (tasks is None or task in tasks)}
         jobs = seen.tracks.get(TrackId(generation, "", 2))

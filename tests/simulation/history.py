@@ -52,7 +52,7 @@ from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
-from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
 from tests.simulation.scheduler import Scheduler
@@ -220,7 +220,9 @@ class History:
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
             if self.tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
                 kind = LoopMember
-            thread = scheduler.start(process.name, process, partial(live, self, config, process, kind))
+            if self.operators.parts:  # the input has one partition, and a driver works on all tasks
+                kind = TaskOwner
+            thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
             living.append((process, thread))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
             if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.5):
@@ -359,7 +361,15 @@ class History:
                 f"stores.{store}.{kind}.factories": factories
                 for kind, factories in (("backup", stage.backup), ("restore", stage.restore))
             }
+        if "job.name" not in more:
+            mapping |= self.operators.layout
         return JobConfig.from_mapping(mapping | more)
+
+    @property
+    def parts(self) -> list[tuple[str, Model]]:
+        """The tasks that owners open, each with its model."""
+        parts = self.operators.parts or [self.model]
+        return [(task_name(number), model) for number, model in enumerate(parts)]
 
     def services(self, config: JobConfig) -> Services:
         """The services of a process."""
@@ -393,7 +403,8 @@ class History:
                 self.broker.lose_tail(topic, 1 + scheduler.decide("how much is lost", 3))
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
-        if self.operators.is_rescaled:
+        stays = self.operators.parts and scheduler.decide("stays rescaled", 2)
+        if self.operators.is_rescaled and not stays:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
@@ -448,31 +459,37 @@ class History:
             raise Wrong(f"{name} did not end within {PATIENCE_S:.0f} s")
 
     def _end_well(self, config: JobConfig) -> None:
-        with StateManager(config, services=self.services) as manager:
-            LastOwner(self, manager, "last owner").run()
+        for part in self.parts:
+            with StateManager(config, services=self.services) as manager:
+                LastOwner(self, manager, "last owner", [part]).run()
         for number in range(1, self.tasks):
             with StateManager(config, services=self.services) as manager, manager.open_task(task_name(number)) as task:
                 self.model.compare_other(task.last_checkpoint, task)
 
     def _reopen(self, config: JobConfig) -> None:
-        acked = self.model.acked
-        with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            if self.model.compare(task.last_checkpoint, task, acked) != acked:
-                raise Wrong("the last commit is not the current one")
+        for name, model in self.parts:
+            acked = model.acked
+            with StateManager(config, services=self.services) as manager, manager.open_task(name) as task:
+                if model.compare(task.last_checkpoint, task, acked) != acked:
+                    raise Wrong("the last commit is not the current one")
 
     def _restore_retained(self, config: JobConfig) -> None:
         """Restore every retained checkpoint."""
+        for part in self.parts:
+            self._restore_retained_of(config, *part)
+
+    def _restore_retained_of(self, config: JobConfig, task: str, model: Model) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-            checkpoints = log.read()[TASK].checkpoints
+            checkpoints = log.read()[task].checkpoints
             kept = checkpoints[0].kept
-            if not min(config.retained, self.model.acks) <= len(checkpoints) <= config.retained + len(kept):
+            if not min(config.retained, model.acks) <= len(checkpoints) <= config.retained + len(kept):
                 raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained} and {len(kept)} kept")
-            if lost := self.model.kept - {str(one.checkpoint_id) for one in checkpoints}:
+            if lost := model.kept - {str(one.checkpoint_id) for one in checkpoints}:
                 raise Wrong(f"kept checkpoints are not there: {sorted(lost)}")
             for number, checkpoint in enumerate(checkpoints):
                 older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]
                 try:
-                    stores, _ = restore_task(services, TASK, checkpoint, older=older, newer=newer)
+                    stores, _ = restore_task(services, task, checkpoint, older=older, newer=newer)
                 except (MissingState, CorruptError):
                     if not self._lost_blobs and all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
                         raise
@@ -480,7 +497,7 @@ class History:
                 found: State = {name: dict(store.entries.scan(None, None)) for name, store in stores.items()}
                 for store in stores.values():
                     store.close()
-                self.model.compare_state(checkpoint.input_offsets[SOURCE], found)
+                model.compare_state(model.position(checkpoint), found)
 
     def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:

@@ -7,7 +7,7 @@ leaves behind, whoever opens the job next finds out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
@@ -41,7 +41,7 @@ from statemgr.operations.standby.process import Standby
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
-from tests.simulation.model import SOURCE, STORES, TASK, State, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, Model, State, Wrong
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
 
@@ -74,13 +74,21 @@ class Operators:
         self.copies: list[tuple[JobConfig, int]] = []
         #: whether a rescale may be in force
         self.is_rescaled = False
+        #: the models of the tasks of a rescale that is in force for sure, and configuration keys with their new values
+        self.parts: list[Model] = []
+        self.layout: Mapping[str, int | str] = {}
 
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
         if history.stages and not self.is_rescaled and scheduler.chance(f"step after {number}", 0.6):
             self._give(f"migrate-{number}", "operator", number, self._migrate)
-        if not scheduler.chance(f"command after {number}", 0.35):
+        if self.parts:  # owners work in the new layout
+            self._undo(number, f"machine-{number % 2}", 0.3)
+            return
+        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.loops
+        rescales = may_rescale and scheduler.chance(f"rescale after {number}", 0.04)
+        if not rescales and not scheduler.chance(f"command after {number}", 0.35):
             return
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
@@ -91,12 +99,18 @@ class Operators:
             commands["rollback"] = self._go_back
             if not history.loses_checkpoints:
                 commands["keep"] = self._keep
-                if not history.loops:
-                    commands["rescale"] = self._rescale
-        kind = [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
+            if may_rescale:
+                commands["rescale"] = self._rescale
+        kind = (
+            "rescale" if rescales else [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
+        )
         work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
         self._give(f"{kind}-{number}", machine, number, work)
         if kind == "rescale":
+            self._undo(number, machine, 0.3 if self.parts else 1.0)
+
+    def _undo(self, number: int, machine: str, probability: float) -> None:
+        if self._scheduler.chance(f"undo after {number}", probability):
             for life in range(3):
                 if self.is_rescaled:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
@@ -311,6 +325,9 @@ class Operators:
             self.is_rescaled = model.was_rescaled = True
             done = rescale(services, log, _RESCALED_TO, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
+        at = done.checkpoints[TASK].input_offsets[SOURCE]
+        self.parts = [model.part(number, _RESCALED_TO, at) for number in range(_RESCALED_TO)]
+        self.layout = plan.changes
         found: State = {store: {} for store in STORES}
         for number in range(_RESCALED_TO):
             with (
@@ -332,12 +349,13 @@ class Operators:
 
     def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
         """Take a rescale back."""
+        new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
+        self.parts, self.layout = [], {}
         with self._opened(config, owned=True) as (services, log):
             records = log.read()
             if records and len(records) == 1:
                 self.is_rescaled = False
                 return
-            new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
         with self._opened(new, owned=True) as (services, log):
             undo(services, log, self._history.services, no_progress)
         self.is_rescaled = False

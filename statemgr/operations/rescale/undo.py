@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import MissingBlob, MissingState
+from statemgr.errors import FencedError, MissingBlob, MissingState
 from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
@@ -123,7 +123,16 @@ def undo(
     with closing(open_new(plan.new_config)) as new:
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
-            plan = plan_undo(services.config, log, checkpoint_id)
+            wanted, plan = plan, plan_undo(services.config, log, checkpoint_id)
+            if (plan.before, plan.retired) != (
+                wanted.before,
+                wanted.retired,
+            ):  # going back from it would repeat what somebody else has taken back
+                raise FencedError(
+                    "somebody else has rescaled the job, or taken a rescale back, in the meantime",
+                    hint="look at what is current with `statemgr checkpoints list`",
+                    job=services.config.job_name,
+                )
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)
