@@ -86,10 +86,10 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     Args:
         checkpoint_id: one that the layout retains; None for the layout that was current before.
 
-    Raises: MissingState if there is none, or garbage collection has collected it.
+    Raises: MissingState if there is none, or garbage collection has collected it; FencedError if somebody goes back to
+        it at the same time.
     """
-    current = log.read()
-    if not current or not log.retired():
+    if not log.read() or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
             hint="only the layout before a rescale can be brought back, until `statemgr gc` collects it; use "
@@ -103,7 +103,18 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
             job=config.job_name,
         )
+    current = log.read()
+    if found[0] not in log.retired():
+        raise _overtaken(config)
     return UndoPlan(config, *found, current)
+
+
+def _overtaken(config: JobConfig) -> FencedError:
+    return FencedError(
+        "somebody else has rescaled the job, or taken a rescale back, in the meantime",
+        hint="look at what is current with `statemgr checkpoints list`",
+        job=config.job_name,
+    )
 
 
 def undo(
@@ -128,11 +139,7 @@ def undo(
                 wanted.before,
                 wanted.retired,
             ):  # going back from it would repeat what somebody else has taken back
-                raise FencedError(
-                    "somebody else has rescaled the job, or taken a rescale back, in the meantime",
-                    hint="look at what is current with `statemgr checkpoints list`",
-                    job=services.config.job_name,
-                )
+                raise _overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)
@@ -144,7 +151,6 @@ def undo(
             owner.log = OfLayout(log, plan.after, plan.records, plan.current)
             for record in plan.current.values():  # what they added has no TTL from here on
                 taken_over(new, log, record)
-            tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
 
             def prepared(task: str) -> PreparedCommit:
                 record = plan.records[task]
@@ -154,6 +160,7 @@ def undo(
                 return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
 
             with owner.explaining(), new.executors.pool("undo", _PARALLELISM) as pool:
+                tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
                 commits = list(pool.map(prepared, plan.records))
             batch = common_batch(plan.targets.values())
             publish_now(owner, "the new layout", commits, batch=batch, evict=False)
