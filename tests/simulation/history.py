@@ -206,6 +206,8 @@ class History:
     def _trouble(self) -> None:
         """Owners live and die, one after the other, and sometimes two at a time."""
         scheduler = self.scheduler
+        if self._adopts:
+            self.operators.begin_with_an_old_job()
         living: list[tuple[Process, Thread]] = []
         for number in range(self._lifetimes):
             machine = f"machine-{scheduler.decide(f'machine of {number}', 2)}"
@@ -295,7 +297,14 @@ class History:
     @property
     def _loses(self) -> bool:
         """Whether both backends always have the state, so that one of them may lose something."""
-        return not self.stages and self.scheduler.decide("backends", 3) == 2 and not self.loses_checkpoints
+        has_both = not self.stages and self.scheduler.decide("backends", 3) == 2
+        return has_both and not self.loses_checkpoints and not self._adopts
+
+    @property
+    def _adopts(self) -> bool:
+        """Whether other software has run the job before."""
+        may_adopt = self.tasks == 1 and not self.stages and self.model.ttl_s is None
+        return may_adopt and self.scheduler.decide("adopts", 4) == 0
 
     @property
     def loses_checkpoints(self) -> bool:

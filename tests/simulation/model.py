@@ -76,11 +76,15 @@ class Model:
         self.was_damaged: Callable[[], bool] = lambda: False
         self.owns: Callable[[bytes], bool] = lambda key: True
 
+    def begin_at(self, position: int) -> None:
+        """Let the job begin with the state at a position."""
+        self._begins, self._acked, self.acks, self.tried = position, [position], 1, Counter({position: 1})
+
     def part(self, number: int, tasks: int, position: int) -> Model:
         """The model of one of the tasks that a rescale has made at a position: it has a part of the keys."""
         made = copy(self)
         made.owns = lambda key: murmur2([key])[0] % tasks == number
-        made._begins, made._acked, made.acks, made.tried = position, [position], 1, Counter({position: 1})
+        made.begin_at(position)
         made.going_back, made.kept, made._went_back_at = [], set(), 0
         return made
 

@@ -30,8 +30,8 @@ CONFIG: dict[str, object] = {
 def test_the_second_undo_does_not_undo_the_first(
     servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """Invariant 12: before a step of one undo, another one goes back, and fills the changelog. The first one ends with an
-    error, and the old layout stays current. Its records from before the rescale are no longer there."""
+    """Invariant 12: before a step of one undo, another one goes back, and fills the changelog. The first one ends with
+    an error, and the old layout stays current. Its records from before the rescale are no longer there."""
     config = servers.on_disk(servers.config, "disk")
 
     def in_services(config: JobConfig, work: Callable[..., Any], *arguments: object, **more: object) -> Any:

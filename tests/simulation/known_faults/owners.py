@@ -15,6 +15,7 @@ import statemgr.flows.owner as owning
 import statemgr.kafka.checkpoint_topic as checkpoint_topic
 import statemgr.kafka.reader as reading
 import statemgr.local.change_buffer as change_buffer
+import statemgr.operations.adopt.adopt as adopting
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.errors import (
     MissingError,
@@ -104,6 +105,12 @@ def epoch_is_not_checked() -> Patches:
         real(self, replace(commit, epoch=self.published.epoch))
 
     return [patch(publishing._Publish, "_check_base", check)]
+
+
+@known
+def adoption_is_repeated() -> Patches:
+    """An adoption does not look whether an earlier run has adopted the job, and begins again."""
+    return [patch(adopting, "repeated", lambda *args, **more: {})]
 
 
 # --- reading the topic -----------------------------------------------------------------------------------------------
