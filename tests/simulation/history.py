@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ from tests.simulation.threads import Executors, Thread
 from tests.simulation.turns import Process
 
 BACKENDS = ("blob-store", "kafka-changelog")
+#: The backend of another package, which docs/extending.md prints.
+_PLUG_IN = "examples.plug_ins.shared_directory:SharedDirectory"
 DAY_S = 86_400.0
 #: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
 #: meanwhile.
@@ -163,6 +166,7 @@ class History:
             with (
                 mock.patch.object(importlib.metadata, "entry_points", _plugins),
                 mock.patch.object(tempfile, "tempdir", str(self._directory)),
+                mock.patch.dict(os.environ, SHARED_STATE=str(self._directory / "shared")),
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
             ):
                 self.scheduler.run(self._live)
@@ -301,6 +305,11 @@ class History:
         return has_both and not self.loses_checkpoints and not self._adopts
 
     @property
+    def _plugs_in(self) -> bool:
+        """Whether some owners feed a backend of another package, too."""
+        return not self.stages and self.scheduler.decide("plugs in", 6) == 0
+
+    @property
     def _adopts(self) -> bool:
         """Whether other software has run the job before."""
         may_adopt = self.tasks == 1 and not self.stages and self.model.ttl_s is None
@@ -346,13 +355,17 @@ class History:
         first = kinds[decide("backends", 3)]
         # a backend comes and goes only while another one has the state: from one to both to the other
         backup = both if number and decide(f"both at {number}", 3) == 0 else first
+        restore = both if decide(f"restore order at {number}", 2) else both[::-1]
+        if self._plugs_in:
+            backup = [*backup, _PLUG_IN] if decide(f"plug-in at {number}", 3) else backup
+            restore = [_PLUG_IN, *restore]
         mapping: dict[str, object] = {
             "job.name": self._name,
             "kafka.bootstrap.servers": f"memory:{self._name}",
             "blob.store.uri": f"memory://{self._name}",
             "state.dir": str(self._directory / machine),
             "task.backup.factories": backup,
-            "task.restore.factories": both if decide(f"restore order at {number}", 2) else both[::-1],
+            "task.restore.factories": restore,
             "job.tasks": self.tasks,
             "task.inputs": [TOPIC],
             "task.commit.ms": 3000,
@@ -405,7 +418,8 @@ class History:
         scheduler = self.scheduler
         scheduler.sleep(1000.0)
         self._look_after_servers()
-        both = {"task.backup.factories": list(BACKENDS)}
+        backends = [*BACKENDS, *([_PLUG_IN] if self._plugs_in else ())]
+        both = {"task.backup.factories": backends}
         if self._loses and _LOSSES[scheduler.decide("what is lost", len(_LOSSES))] == "tail":
             topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
             if topic in self.broker.topics:
@@ -427,9 +441,9 @@ class History:
         scheduler.sleep(31 * DAY_S)
         self._look_after_servers()
         self.broker.compact_all()
-        for factory in BACKENDS:
+        for factory in backends:
             alone = {**both, "task.restore.factories": [factory]}
-            self._in_process(f"restore from {factory}", f"new-{factory}", self._reopen, alone)
+            self._in_process(f"restore from {factory}", f"new-{factory.partition(':')[0]}", self._reopen, alone)
         if self.model.was_rescaled:  # the first collection takes the old layout from the topic, the second its blobs
             self._in_process("gc of layouts", "machine-0", partial(self._collect, at_peace=False), both)
         self._in_process("gc", "machine-0", partial(self._collect, at_peace=True), both)

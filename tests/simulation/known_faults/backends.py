@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import examples.plug_ins.shared_directory as shared_directory
 import statemgr.backends.blobs.local_notes as local_notes
 import statemgr.backends.blobs.restore as blob_restore
 import statemgr.backends.blobs.snapshots as snapshots
@@ -107,6 +108,17 @@ def oldest_change_of_a_key_wins() -> Patches:
             yield from found.items()
 
     return [patch(change_buffer, "NetChanges", Net)]
+
+
+@known
+def a_plug_in_deletes_what_is_carried() -> Patches:
+    """The backend of another package deletes the copies of evicted checkpoints, also those that newer ones refer to."""
+    real = shared_directory.SharedBackup.clean_up
+    return [
+        patch(
+            shared_directory.SharedBackup, "clean_up", lambda self, at, evicted, retained: real(self, at, evicted, ())
+        )
+    ]
 
 
 # --- snapshots and segments ------------------------------------------------------------------------------------------
