@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import fastavro
@@ -28,7 +29,12 @@ _FREE = 16 * 1024 * 1024
 
 def header_of(schema: Any) -> bytes:
     """The first bytes of every value that is written with a schema."""
-    return MARK + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
+    return _header(to_parsing_canonical_form(schema))
+
+
+@lru_cache
+def _header(canonical: str) -> bytes:
+    return MARK + bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
 class AvroBody:

@@ -25,11 +25,13 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration import ArrowStore, BatchReport, RunningQuery, StateContext, StatefulQuery, stateful
 from statemgr import JobConfig
+from statemgr.errors import StatemgrError
 from statemgr_tools.bench.fresh import MeasurementFailed
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.dev import connector_jars, find_java, s3a_jars
@@ -352,17 +354,21 @@ class _Side:
         return report
 
     def next_batch(self) -> float:
-        """Wait for the next batch with input. Returns: its total seconds."""
+        """Wait for the next batch with input. Returns: its total seconds.
+
+        Spark's JVM waits. Asking it for the progress again and again would take time from the driver that is measured.
+        """
         assert self._query is not None
         deadline = time.monotonic() + _DEADLINE_S
         while time.monotonic() < deadline:
+            try:
+                self._query.processAllAvailable()
+            except (StatemgrError, PySparkException) as error:
+                raise MeasurementFailed(f"{self.engine}: the query ended: {error}") from error
             for progress in self._query.recentProgress:
                 if progress["batchId"] > self._seen and progress["numInputRows"] > 0:
                     self._seen = progress["batchId"]
                     return float(progress["durationMs"]["triggerExecution"]) / 1000
-            error = self._query.exception()
-            if error is not None:
-                raise MeasurementFailed(f"{self.engine}: the query ended: {error}")
             time.sleep(0.02)
         raise MeasurementFailed(f"{self.engine}: a batch has not ended within {_DEADLINE_S} s")
 
