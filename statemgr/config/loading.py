@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -237,6 +238,7 @@ def without(texts: Collection[str], message: str) -> str:
     return message
 
 
+@lru_cache(1024)
 def is_secret(key: str) -> bool:
     """Whether the name of a key says that its value is secret."""
     return bool(_SECRET_KEY.search(key))

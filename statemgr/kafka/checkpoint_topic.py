@@ -34,6 +34,9 @@ from statemgr.serdes.avro import HEADER_SIZE, unknown_header
 _TAIL = codecs.KEY_TAIL_SIZE
 #: Seconds until everything is read again: deletes leave the topic after ``delete.retention.ms``, a day.
 _REMEMBERED_S = 6 * 3600.0
+#: Seconds of a read after which it goes on to the new end. Compaction may have removed a record below the old one
+#: because of a newer record beyond it. It leaves what was written last alone for at least so long.
+_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class _Bounds:
 
 @dataclass(slots=True)
 class _Seen:
-    """Everything of the job below ``position``, last read at ``monotonic_s`` and ``wall_s``.
+    """Everything of the job below ``position``. The last read of it began at ``monotonic_s`` and ``wall_s``.
 
     ``by_key``: a key (version 1), or the first bytes of the keys of a task's records (version 2) → its track. None
     means that the key belongs to another job. ``newest``: what a read of all tasks returned last; None if records were
@@ -76,10 +79,10 @@ class _Seen:
         """
         return replace(self.bounds, end=bounds.end) == bounds and position <= bounds.end
 
-    def is_fresh(self, monotonic_s: float, wall_s: float) -> bool:
-        """Whether the topic still has every delete since the last read. Both clocks must say so: the monotonic clock
-        stops while the machine is suspended, and people can set the wall clock."""
-        return max(monotonic_s - self.monotonic_s, abs(wall_s - self.wall_s)) < _REMEMBERED_S
+    def age_s(self, monotonic_s: float, wall_s: float) -> float:
+        """Seconds since the last read began, by the clock that says more: the monotonic clock stops while the machine
+        is suspended, and people can set the wall clock."""
+        return max(monotonic_s - self.monotonic_s, abs(wall_s - self.wall_s))
 
 
 class CheckpointTopic:
@@ -109,16 +112,20 @@ class CheckpointTopic:
         Raises: CorruptRecord, UnavailableError, AccessDenied, MissingState (there is no such topic),
             TopicMisconfigured (it has more than one partition).
         """
-        # ask for the bounds before waiting for another thread: its read may already reach them
-        position = self._seen.position if self._seen is not None else 0
-        bounds = self._bounds(only_settled)
-        with self._lock:
-            seen = self._read_to(bounds, position)
-            if tasks is not None or generation is not None:
-                return self._newest_of(seen, tasks, generation)
-            if seen.newest is None:  # each opening reads all tasks, and a process may open a thousand
-                seen.newest = MappingProxyType(self._newest_of(seen, None, None))
-            return seen.newest
+        while True:
+            began = self._now_s()
+            # ask for the bounds before waiting for another thread: its read may already reach them
+            position = self._seen.position if self._seen is not None else 0
+            bounds = self._bounds(only_settled)
+            with self._lock:
+                seen = self._read_to(bounds, position, began)
+                if seen.age_s(*self._now_s()) > _SLOW_S:
+                    continue
+                if tasks is not None or generation is not None:
+                    return self._newest_of(seen, tasks, generation)
+                if seen.newest is None:  # each opening reads all tasks, and a process may open a thousand
+                    seen.newest = MappingProxyType(self._newest_of(seen, None, None))
+                return seen.newest
 
     def retired(self) -> Sequence[RetiredLayout]:
         with self._lock:
@@ -213,9 +220,12 @@ class CheckpointTopic:
             self._watch.reached(end)
         return _Bounds(str(found.topic_id), leader_epoch, start, end)
 
-    def _read_to(self, bounds: _Bounds, position: int) -> _Seen:
-        seen, now_s, wall_s = self._seen, self._clock.monotonic(), self._clock.time_ns() / 1e9
-        if seen is None or not seen.continues(bounds, position) or not seen.is_fresh(now_s, wall_s):
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.monotonic(), self._clock.time_ns() / 1e9
+
+    def _read_to(self, bounds: _Bounds, position: int, began: tuple[float, float]) -> _Seen:
+        seen = self._seen
+        if seen is None or not seen.continues(bounds, position) or seen.age_s(*began) >= _REMEMBERED_S:
             seen = self._seen = _Seen(bounds, bounds.start)
         by_key, is_whole = seen.by_key, codecs.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
@@ -238,7 +248,7 @@ class CheckpointTopic:
                     self._take(seen, message)
             seen.position = offset_of(batch[-1]) + 1
         seen.position = max(seen.position, bounds.end)
-        seen.monotonic_s, seen.wall_s = now_s, wall_s  # from before the read
+        seen.monotonic_s, seen.wall_s = began
         return seen
 
     def _newest_of(

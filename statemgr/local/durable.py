@@ -203,15 +203,13 @@ def make_private(base: Path, *names: str) -> Path:
     """
     if not names:
         _make_parents(base)
-    path = base
+    path = os.fspath(base)
     for name in names:
-        path = path / name
-        try:
-            _check(path)  # almost all are there
-        except FileNotFoundError:
-            _make_parents(path)
-            _check(path)
-    return path
+        path = os.path.join(path, name)
+        if not _is_private(path):
+            _make_parents(Path(path))
+            _is_private(path)
+    return Path(path)
 
 
 def check_private(base: Path, *names: str) -> Path:
@@ -219,12 +217,11 @@ def check_private(base: Path, *names: str) -> Path:
 
     Raises: InvalidError if a level is not a directory of this user; OSError.
     """
-    path = base
+    path = os.fspath(base)
     for name in names:
-        path = path / name
-        with suppress(FileNotFoundError):
-            _check(path)
-    return path
+        path = os.path.join(path, name)
+        _is_private(path)
+    return Path(path)
 
 
 def _make_parents(path: Path) -> None:
@@ -236,8 +233,12 @@ def _make_parents(path: Path) -> None:
         os.mkdir(path, _PRIVATE)
 
 
-def _check(path: Path) -> None:
-    status = os.lstat(path)
+def _is_private(path: str) -> bool:
+    """Whether a level exists. Raises: InvalidError if it is something else than a directory of this user."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidError(
             "a local directory is something else",
@@ -251,3 +252,4 @@ def _check(path: Path) -> None:
             hint="set state.dir to a directory of this user, or remove the other one",
             path=path,
         )
+    return True

@@ -203,6 +203,9 @@ def declared() -> Iterator[Declared]:
         yield from metrics
 
 
+_BY_NAME = {metric.name: metric for metric in declared()}
+
+
 def named(name: str) -> Declared:
-    """The metric of this name, without ``statemgr_``. Raises: StopIteration if none has it."""
-    return next(metric for metric in declared() if metric.name == f"statemgr_{name}")
+    """The metric of this name, without ``statemgr_``. Raises: KeyError if none has it."""
+    return _BY_NAME[f"statemgr_{name}"]

@@ -59,8 +59,8 @@ class Metrics:
         #: task → the phase that it has announced last
         self.last_phase: dict[str, Phase] = {}
         self._tasks: dict[str, TaskMetrics] = {}
-        #: Steps that were counted, in order to remove those of a task.
-        self._steps: dict[str, set[str]] = {}
+        #: task → step → its counter, in order to remove those of a task
+        self._steps: dict[str, dict[str, Counter]] = {}
         self._kinds = set(KINDS)
         self._failed: dict[str, int] = {}
         self._changing = threading.Lock()
@@ -218,11 +218,14 @@ class Metrics:
         return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
 
     def _observe(self, phase: Phase, subject: str) -> None:
+        step = phase.value
         for task in tasks_of(subject) or [""]:
             self.last_phase[task] = phase
             with self._changing:
-                self._steps.setdefault(task, set()).add(phase.value)
-                self._phases.labels(self.job, task, phase.value).inc()
+                counters = self._steps.setdefault(task, {})
+                if step not in counters:
+                    counters[step] = self._phases.labels(self.job, task, step)
+                counters[step].inc()
         if phase is Phase.BEGIN:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:

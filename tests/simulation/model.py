@@ -14,7 +14,6 @@ from copy import copy
 from statemgr.engine.attempts import Attempt
 from statemgr.engine.task import Task
 from statemgr.errors import (
-    ConfigError,
     CorruptError,
     LayoutMismatch,
     MissingError,
@@ -211,7 +210,8 @@ class Model:
 
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""
-        if isinstance(error, LayoutMismatch | ConfigError) and self.was_rescaled:
+        is_of_layout = isinstance(error, LayoutMismatch) or error.where.get("key") == "job.tasks"
+        if is_of_layout and self.was_rescaled:
             return
         if isinstance(error, CorruptError | MissingError | TopicMisconfigured) and self.was_damaged():
             return

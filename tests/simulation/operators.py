@@ -34,7 +34,7 @@ from statemgr.operations.adopt.origins import ORIGINS
 from statemgr.operations.copy.copy import copy
 from statemgr.operations.copy.look import look
 from statemgr.operations.materialize.materialize import materialize_store, stores_of
-from statemgr.operations.migrate.preconditions import check
+from statemgr.operations.migrate.preconditions import check, check_again
 from statemgr.operations.migrate.rebuild import rebuild
 from statemgr.operations.migrate.verify import StoreToVerify, Verifier
 from statemgr.operations.rescale.plan import plan_rescale
@@ -121,7 +121,7 @@ class Operators:
         if self.parts:  # owners work in the new layout
             self._undo(number, f"machine-{number % 2}", 0.3)
             return
-        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.loops
+        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
         rescales = may_rescale and scheduler.chance(f"rescale after {number}", 0.04)
         if not rescales and not scheduler.chance(f"command after {number}", 0.35):
             return
@@ -180,7 +180,7 @@ class Operators:
                 return
             if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
                 return
-            self._model.expect(error)
+            self._history.expect(error, config)
 
     @contextmanager
     def _opened(self, config: JobConfig, *, owned: bool = False) -> Iterator[tuple[Services, CheckpointTopic]]:
@@ -276,8 +276,10 @@ class Operators:
             changes = changed_keys(step, dict.fromkeys(STORES, True), stores)
             later = JobConfig.from_mapping(config.to_mapping(), changes)
             rebuild(later, records, published_together(records), no_progress, history.services)
+        else:
+            check_again(config, step, stores, history.services)
         if history.stages == before:  # the file has not changed meanwhile
-            history.stages |= dict.fromkeys(stores or STORES, step.target)
+            history.take_step(stores or STORES, step.target)
             self._scheduler.note(f"{' and '.join(stores or STORES)} from stage {step.stage} to {step.target}")
 
     def _copy(self, moment: str, config: JobConfig) -> None:
@@ -301,12 +303,22 @@ class Operators:
         self.copies.append((target_config, position))
 
     def compare_copy(self, config: JobConfig, position: int) -> None:
-        """A copy has what it had at first."""
+        """A copy has what it had at first. The first opening of each task ends the copy's clean-up."""
         with StateManager(config, services=self._history.services) as manager, manager.open_task(TASK) as task:
             checkpoint = task.last_checkpoint
             if checkpoint is None or checkpoint.input_offsets[SOURCE] != position:
                 raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
             self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
+        self.compare_others(config)
+
+    def compare_others(self, config: JobConfig) -> None:
+        """The tasks after the first one have what they had."""
+        for number in range(1, config.tasks):
+            with (
+                StateManager(config, services=self._history.services) as manager,
+                manager.open_task(task_name(number)) as task,
+            ):
+                self._model.compare_other(task.last_checkpoint, task)
 
     # --- commands that fence -------------------------------------------------------------------------------------
 
@@ -405,10 +417,11 @@ class Operators:
             if records and len(records) == 1:
                 self.is_rescaled = False
                 return
+        self.is_rescaled = True  # until its outcome is known: whoever gives it a second time may undo the undo
         with self._opened(new, owned=True) as (services, log):
             done, _ = undo(services, log, self._history.services, no_progress)
-        self.is_rescaled = done.after.tasks == _RESCALED_TO  # somebody has gone back before the look, and this goes on
-        self._scheduler.note("in the new layout again" if self.is_rescaled else "back in the old layout")
+        self.is_rescaled = done.after.tasks == _RESCALED_TO
+        self._scheduler.note(f"back in the layout with {done.after.tasks} tasks")
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:

@@ -256,5 +256,5 @@ def live(
             return
         except StatemgrError as error:
             history.scheduler.note(f"{type(error).__name__}: {error.message}")
-            history.model.expect(error)
+            history.expect(error, config)
         history.scheduler.sleep(1.0)

@@ -171,6 +171,8 @@ _DANGERS = (0.0, 0.2, 1.0, 1.0)
 _LIST_LAG_MS = 60_000
 #: Seconds after which the broker forgets a transactional ID that nobody uses (transactional.id.expiration.ms).
 _REMEMBERED_S = 600.0
+#: Seconds for which the records of a topic stay in its active segment, which is not compacted.
+ACTIVE_S = 120.0
 #: Seconds of silence after which a consumer group gives up a member.
 _SESSION_S = 10.0
 
@@ -220,10 +222,11 @@ class Broker(MemoryBroker):
                     self.members.remove(member)
 
     def compact_all(self) -> None:
-        """Remove what compaction may remove."""
+        """Remove what compaction may remove. It leaves the newest records alone, which are in the active segment."""
         for name, topic in self.topics.items():
-            for partition in range(len(topic.logs)):
-                self.compact(name, partition)
+            lag_ms = max(int(topic.settings["min.compaction.lag.ms"]), int(ACTIVE_S * 1000))
+            for log in topic.logs if "compact" in topic.settings["cleanup.policy"] else ():
+                log.compact(self.now_ms, {**topic.settings, "min.compaction.lag.ms": str(lag_ms)})
             self._compacted[name] = len(topic.logs[0].entries)
 
     def lose_tail(self, topic: str, transactions: int) -> bool:
@@ -445,6 +448,11 @@ class SimulatedBlobStore(MemoryBlobStore):
 
     network: Network
 
+    def __init__(self, clock: Clock, name: str) -> None:
+        super().__init__(clock, name)
+        #: blobs that somebody has deleted
+        self.lost: set[str] = set()
+
     def _call(self, what: str, effect: Callable[[], T]) -> T:
         def failed(what: str) -> Exception:
             return UnavailableError(f"{what}: no answer from the blob store")
@@ -472,6 +480,7 @@ class SimulatedBlobStore(MemoryBlobStore):
         """Somebody deletes a blob."""
         with self._space.lock:
             del self._space.blobs[blob_id]
+        self.lost.add(blob_id)
         self.network.happened("lost blob", f"somebody deletes the blob {blob_id}")
 
     def spoil(self, blob_id: str, moment: str) -> None:

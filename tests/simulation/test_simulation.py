@@ -16,7 +16,7 @@ _SEEDS = 2000
 def test_histories() -> None:
     """Owners die, sleep too long and lose answers. Whoever opens a task finds the state of the newest checkpoint, and
     at peace every backend restores it."""
-    failed = [result for result in lived([(seed, None) for seed in range(200)], 2) if result["error"] is not None]
+    failed = [result for result in lived([(seed, None) for seed in range(300)], 2) if result["error"] is not None]
     assert not failed
 
 
@@ -43,7 +43,7 @@ def found() -> dict[str, object]:
 
 @pytest.mark.parametrize("fault", sorted(FOUND_BY))
 def test_a_known_fault_shows(fault: str, found: dict[str, object]) -> None:
-    """A history fails when the fault is put back. Without it, the first two hundred go well (above)."""
+    """A history fails when the fault is put back. Without it, the first three hundred go well (above)."""
     assert found[fault] is not None
 
 

@@ -69,11 +69,10 @@ class Lock:
     def locked(self) -> bool:
         return self._held
 
-    def __enter__(self) -> bool:
-        return self.acquire()
-
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+    __enter__ = acquire
 
 
 class Waiter(Lock):
@@ -86,11 +85,11 @@ class Waiter(Lock):
         self._shared = False
 
 
-class RLock:
+class RLock(Lock):
     """``threading.RLock`` of simulated threads."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        super().__init__()
         self._owner: object = None
         self._depth = 0
 
@@ -100,7 +99,7 @@ class RLock:
         if self._depth and self._owner is me:
             self._depth += 1
             return True
-        if not self._lock.acquire(blocking, timeout):
+        if not Lock.acquire(self, blocking, timeout):
             return False
         self._owner, self._depth = me, 1
         return True
@@ -109,13 +108,12 @@ class RLock:
         self._depth -= 1
         if self._depth <= 0:
             self._owner, self._depth = None, 0
-            self._lock.release()
-
-    def __enter__(self) -> bool:
-        return self.acquire()
+            Lock.release(self)
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+    __enter__ = acquire
 
     # for threading.Condition
 
@@ -125,11 +123,11 @@ class RLock:
 
     def _release_save(self) -> int:
         depth, self._depth, self._owner = self._depth, 0, None
-        self._lock.release()
+        Lock.release(self)
         return depth
 
     def _acquire_restore(self, depth: int) -> None:
-        self._lock.acquire()
+        Lock.acquire(self)
         self._owner, self._depth = _scheduler().current, depth
 
 
@@ -200,7 +198,8 @@ class Local:
     """``threading.local``: attributes that each simulated thread has for itself."""
 
     def _values(self) -> dict[str, Any]:
-        turn = _scheduler().current
+        assert Turns.active is not None
+        turn = Turns.active.current
         assert turn is not None
         return turn.values.setdefault(self, {})
 

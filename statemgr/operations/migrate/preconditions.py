@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from statemgr.backends.changelog.fill_guard import unexplained
+from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import MissingError, RetryableError, StatemgrError
 from statemgr.health.checks import Report, Status, check_blobs, check_brokers
-from statemgr.health.stages import StoreStatus, survey
+from statemgr.health.stages import StoreStatus, positions, survey
 from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import task_index
 from statemgr.local.transfer_files import temporary_directory
@@ -20,6 +22,7 @@ from statemgr.model.jobs.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
+from statemgr.wiring import open_services
 
 _PROBE_SIZE = 8 * 1024 * 1024
 
@@ -83,6 +86,27 @@ def check(
     amount = sum(one.size for one in filled)
     seconds = _upload_seconds(services, amount) if forward else None
     return conditions, FirstCommits(amount, seconds, len(found) - len(filled))
+
+
+def check_again(
+    config: JobConfig, step: Step, stores: Sequence[str], services: Callable[[JobConfig], Services] = open_services
+) -> None:
+    """Look once more before the configuration changes: the checks before it may have taken hours.
+
+    Args:
+        services: makes the adapters, the clock, the source of IDs and the threads.
+
+    Raises: RetryableError if a process with an older configuration has committed meanwhile, so that the first opening
+        in the next stage would be refused.
+    """
+    with closing(services(config)) as opened, JobReader(config, only_settled=True, services=services) as reader:
+        found = _restorable(opened, step, positions(opened, reader.retaining(), stores))
+    if not found.met:
+        raise RetryableError(
+            f"{found.detail}: somebody has committed with another configuration while the step was checked",
+            hint="restart every process of the job, and run the same command again; the configuration is unchanged",
+            job=config.job_name,
+        )
 
 
 def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precondition:

@@ -112,7 +112,7 @@ def _take(
     plan = _plan(call, stores, trials, forward=forward)
     saved: Path | None = None
     if plan is not None and write and plan.ready and plan.edit is not None:
-        saved = _write(plan, call)
+        saved = _write(plan, call, stores)
     if call.as_json:
         print_json(_json(plan, saved))
     elif plan is None:
@@ -197,9 +197,13 @@ def _edit(config: JobConfig, step: Step, stores: Sequence[str]) -> tuple[TomlEdi
         return None, Precondition("configuration", False, error.message, error.hint)
 
 
-def _write(plan: Plan, call: Call) -> Path:
-    """Rebuild the changelogs where they are needed, then change the file. Returns: where the old file is now."""
+def _write(plan: Plan, call: Call, stores: Sequence[str]) -> Path:
+    """Rebuild the changelogs where they are needed, or look at the topic again, then change the file.
+
+    Returns: where the old file is now.
+    """
     from statemgr.model.jobs.stages import Stage
+    from statemgr.operations.migrate.preconditions import check_again
     from statemgr.operations.migrate.rebuild import rebuild
 
     assert plan.edit is not None
@@ -208,6 +212,8 @@ def _write(plan: Plan, call: Call) -> Path:
         later = JobConfig.from_mapping(call.config.to_mapping(), _changes(plan.edit))
         with call.progress() as progress:
             rebuild(later, plan.records, published_together(plan.records), progress)
+    else:
+        check_again(call.config, plan.step, stores)
     path = plan.edit.path
     saved = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.stage-{plan.step.stage}")
     plan.edit.write(saved)

@@ -3,7 +3,7 @@
 Steps:
 
 1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
-2. fence the job
+2. fence the job, and check that nobody has changed the layout since
 3. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
    and kept checkpoints; delete its old records, and retire the layout that was current
 """
@@ -134,11 +134,8 @@ def undo(
     with closing(open_new(plan.new_config)) as new:
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
-            wanted, plan = plan, plan_undo(services.config, log, checkpoint_id)
-            if (plan.before, plan.retired) != (
-                wanted.before,
-                wanted.retired,
-            ):  # going back from it would repeat what somebody else has taken back
+            looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
+            if (plan.before, plan.retired) != (looked.before, looked.retired):
                 raise _overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))

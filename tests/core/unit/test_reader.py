@@ -1,4 +1,4 @@
-"""The reader of a partition."""
+"""The readers of a partition, and of the checkpoint topic."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.reader import PartitionReader
 from statemgr.testing.clock import ControlledClock
 from statemgr.testing.memory_clients import MemoryConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
-from statemgr.testing.memory_servers import START_MS
+from statemgr.testing.memory_servers import START_MS, MemoryServers
+from tests.commits import TASK
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "task.checkpoint.retained": 1,
+    "stores.totals.value.serde": "bytes",
+}
 
 
 def test_a_process_that_was_suspended_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +44,24 @@ def test_a_process_that_was_suspended_has_not_waited(monkeypatch: pytest.MonkeyP
     with served(broker, "memory:reads"):
         found = [record for batch in PartitionReader(config, clock).read("records", 0, 0, 1) for record in batch]
     assert [record.value() for record in found] == [b"value"]
+
+
+def test_compaction_during_a_long_read(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process sleeps after it has asked where the topic ends. What it would have read there is compacted, because
+    newer records have come after it. They are read, too."""
+    consume, config = MemoryConsumer.consume, servers.on_disk(servers.config, "one")
+    log = CheckpointTopic(config, servers.clock)
+    with servers.manager(config, "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        task.commit({"orders-0": 1})
+
+        def consume_late(self: MemoryConsumer, *args: Any) -> Any:
+            monkeypatch.undo()
+            task.commit({"orders-0": 2})
+            servers.broker.compact(config.checkpoint_topic, 0)
+            servers.clock.advance(700.0)
+            return consume(self, *args)
+
+        monkeypatch.setattr(MemoryConsumer, "consume", consume_late)
+        assert log.read()[TASK].current.input_offsets == {"orders-0": 2}
+    log.close()

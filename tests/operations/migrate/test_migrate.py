@@ -429,6 +429,28 @@ def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: Kafk
     assert totals(job.config, CHANGELOG)["Partition 0"] == {**ROWS, b"late": b"1"}
 
 
+def test_a_process_with_an_older_configuration_commits_during_the_checks(kafka: KafkaServer, tmp_path: Path) -> None:
+    """FAULT 61: the next stage restores from changelogs, which that commit does not feed. The file stays as it is."""
+    job = Job(kafka, tmp_path, stage=4)
+    older = job.config
+    job.set_stage(3)
+    job.commit(1)
+    old, begins = job.file.read_text(), [{b"late": b"1"}]
+
+    def take_over(phase: Phase, subject: str) -> None:
+        if begins:  # the trial restore has begun
+            thread = threading.Thread(target=commit, args=(older, begins.pop(), 2))
+            thread.start()
+            thread.join()
+
+    with observed(take_over):
+        stopped = job.run("rollback", "--write")
+    assert stopped.exit_code == 3
+    assert "no backend of the next restore list has Partition 0 / totals" in stopped.stderr
+    assert "restart every process of the job" in stopped.stderr
+    assert job.file.read_text() == old
+
+
 def test_status_and_a_changelog_that_was_created_again(kafka: KafkaServer, tmp_path: Path) -> None:
     """`migrate status` reports that the changelog was deleted and created again."""
     job = Job(kafka, tmp_path, stage=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,15 @@ from statemgr.cli.main import cli
 from statemgr.engine import attempts, open_attempt, read_attachment
 from statemgr.errors import FencedError, LayoutMismatch
 from statemgr.ids import task_name
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.keys.partitioners import candidates
 from statemgr.operations.rescale.catch_up import CatchUp
+from statemgr.operations.rescale.undo import undo
 from statemgr.phases import Phase, observed
+from statemgr.ports import no_progress
 from statemgr.reader import JobReader
+from statemgr.services import Services
+from statemgr.wiring import open_services
 from tests.blob_ages import names, time_passes
 from tests.cli.test_running_job import write_toml
 from tests.commits import attempt, commit, referenced, totals, write
@@ -154,7 +160,8 @@ def test_every_key_moves_to_its_task(
 
 @pytest.mark.long
 def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Undo makes the old layout current again, at its last checkpoint. Another undo does so for the new layout."""
+    """Undo makes the old layout current again, at its last checkpoint. Another undo does so for the new layout, but not
+    one that was begun at the same time as the first one."""
     config = job(kafka, tmp_path, 4, kind=SEGMENTS)
     state, more = some_state(), some_state(20, "more-")
     fill(config, state)
@@ -163,7 +170,20 @@ def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: R
     fill(new, more, 20)
     assert json.loads(run(None, "--undo").stdout)["written"] is False
     assert written(tmp_path) == new
-    done = json.loads(run(None, "--undo", "--write").stdout)
+    first: list[Result] = []
+
+    def meanwhile(config: JobConfig) -> Services:
+        if not first:
+            first.append(run(None, "--undo", "--write"))
+        return open_services(config)
+
+    with (
+        closing(open_services(new)) as services,
+        closing(CheckpointTopic(new, services.clock, owned=True)) as log,
+        pytest.raises(FencedError, match="taken a rescale back"),
+    ):
+        undo(services, log, meanwhile, no_progress)
+    done = json.loads(first[0].stdout)
     assert (done["before"], done["tasks"]) == (6, 4)
     assert done["input_offsets"] == {f"orders-{task}": 7 + task for task in range(4)}
     old = written(tmp_path)
