@@ -255,11 +255,10 @@ class CheckpointTopic:
         self, seen: _Seen, tasks: Collection[str] | None, generation: int | None
     ) -> dict[str, CheckpointRecord]:
         versions = self._config.read_versions
-        newest_generation = self._generation(seen)
         if generation is None:
-            generation = newest_generation
-        elif generation < newest_generation and generation not in seen.retired:
-            return {}  # the way back to this layout, or garbage collection, has deleted its records
+            generation = self._generation(seen)
+        elif generation not in seen.retired and generation != self._generation(seen):
+            return {}  # the job has gone back to that layout, or it was collected, and its records were deleted
         of_generation = {at.task for at in seen.tracks if at.generation == generation and at.version in versions}
         wanted = {task for task in of_generation if task and (tasks is None or task in tasks)}
         jobs = seen.tracks.get(TrackId(generation, "", 2))

@@ -86,7 +86,7 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     Args:
         checkpoint_id: one that the layout retains; None for the layout that was current before.
 
-    Raises: MissingState if there is none, or garbage collection has collected it; FencedError if somebody goes back to
+    Raises: MissingState if there is none, or garbage collection has collected it; FencedError if the job goes back to
         it at the same time.
     """
     if not log.read() or not log.retired():
@@ -111,8 +111,8 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
 
 def _overtaken(config: JobConfig) -> FencedError:
     return FencedError(
-        "somebody else has rescaled the job, or taken a rescale back, in the meantime",
-        hint="look at what is current with `statemgr checkpoints list`",
+        "somebody else has changed the number of tasks meanwhile",
+        hint="run `statemgr rescale --undo` to see what it would do now",
         job=config.job_name,
     )
 

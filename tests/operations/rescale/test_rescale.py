@@ -17,6 +17,7 @@ from statemgr.engine import attempts, open_attempt, read_attachment
 from statemgr.errors import FencedError, LayoutMismatch
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local.machine import SystemClock
 from statemgr.model.keys.partitioners import candidates
 from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.undo import undo
@@ -180,9 +181,11 @@ def test_undo_goes_back_and_continues(kafka: KafkaServer, tmp_path: Path, run: R
     with (
         closing(open_services(new)) as services,
         closing(CheckpointTopic(new, services.clock, owned=True)) as log,
-        pytest.raises(FencedError, match="taken a rescale back"),
+        pytest.raises(FencedError, match="somebody else has changed the number of tasks"),
     ):
         undo(services, log, meanwhile, no_progress)
+    with closing(CheckpointTopic(new, SystemClock())) as log:
+        assert log.read(generation=1) == {}, "its records were deleted"
     done = json.loads(first[0].stdout)
     assert (done["before"], done["tasks"]) == (6, 4)
     assert done["input_offsets"] == {f"orders-{task}": 7 + task for task in range(4)}
