@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -194,8 +196,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def make_private(base: Path, *names: str) -> Path:
-    """Create ``base`` and the levels below it where they are missing, with mode 0700. Returns: the last one.
+def make_private(base: Path, *names: str, inside: Sequence[str] = ()) -> Path:
+    """Create ``base`` and the levels below it where they are missing, with mode 0700, and directories ``inside`` the
+    last one. Returns: the last one.
 
     The operator chooses ``base``, so it may be a link. Every level below must be a directory of this user (or of root).
 
@@ -203,13 +206,12 @@ def make_private(base: Path, *names: str) -> Path:
     """
     if not names:
         _make_parents(base)
-    path = os.fspath(base)
-    for name in names:
-        path = os.path.join(path, name)
-        if not _is_private(path):
+    levels = list(accumulate(names, os.path.join, initial=os.fspath(base)))
+    for path in [*levels[1:], *[os.path.join(levels[-1], name) for name in inside]]:
+        if not _is_private(path):  # almost all are there
             _make_parents(Path(path))
             _is_private(path)
-    return Path(path)
+    return Path(levels[-1])
 
 
 def check_private(base: Path, *names: str) -> Path:
@@ -227,10 +229,12 @@ def check_private(base: Path, *names: str) -> Path:
 def _make_parents(path: Path) -> None:
     if path.is_dir():
         return
-    if path.parent != path:
-        _make_parents(path.parent)
     with suppress(FileExistsError):
-        os.mkdir(path, _PRIVATE)
+        try:
+            os.mkdir(path, _PRIVATE)
+        except FileNotFoundError:
+            _make_parents(path.parent)
+            os.mkdir(path, _PRIVATE)
 
 
 def _is_private(path: str) -> bool:

@@ -5,13 +5,17 @@ All have the label ``job``. ``most`` bounds the number of series of a process: w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from statemgr.phases import Phase
 
 Kind = Literal["counter", "gauge", "histogram"]
+#: The values of the labels after ``job``, and the number.
+Series = Iterable[tuple[tuple[str, ...], float]]
+#: Gives the series of a metric when Prometheus scrapes.
+Source = Callable[[], Series]
 _TASK, _STORE = "tasks", "tasks × stores"
 
 #: Kinds of failures that are told apart; all others count as ``other``.

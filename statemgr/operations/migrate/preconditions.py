@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from statemgr.backends.changelog.fill_guard import unexplained
+from statemgr.backends.changelog.integrity import unexplained
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import MissingError, RetryableError, StatemgrError

@@ -86,6 +86,7 @@ def _together(manager: StateManager, config: JobConfig, made_by: Callable[[JobCo
     epoch = manager.acquire()
     with JobReader(config, services=made_by) as reader:  # nothing is open any more
         records = reader.retaining()
+    manager.confirm()  # otherwise these are the records of a newer owner
     with closing(made_by(config)) as services:
 
         def again(record: CheckpointRecord) -> PreparedCommit:

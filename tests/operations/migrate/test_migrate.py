@@ -473,8 +473,11 @@ def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: 
 
 
 def test_a_rollback_of_a_job_that_is_published_as_a_whole(kafka: KafkaServer, tmp_path: Path) -> None:
-    """As on Spark: the rollback keeps the micro-batch, so that the query continues where it was."""
+    """As on Spark: the rollback keeps the micro-batch, so that the query continues where it was. If another driver
+    takes the job over meanwhile, the command says so."""
     from statemgr.model.checkpoint import MicroBatch
+    from statemgr.operations.migrate import rebuild
+    from statemgr.reader import JobReader
     from tests.commits import attempt
 
     job = Job(kafka, tmp_path, stage=4, tasks=2)
@@ -483,6 +486,19 @@ def test_a_rollback_of_a_job_that_is_published_as_a_whole(kafka: KafkaServer, tm
         epoch = manager.acquire()
         names = [f"Partition {number}" for number in range(2)]
         manager.publish([attempt(job.config, epoch, name, ROWS, 1) for name in names], batch)
+
+    def taken_over(*arguments: Any, **more: Any) -> JobReader:
+        again.undo()
+        with StateManager(job.config, "spark-hash") as newer:
+            epoch = newer.acquire()
+            newer.publish([attempt(job.config, epoch, name, ROWS, 1) for name in names], batch)
+        return JobReader(*arguments, **more)
+
+    with pytest.MonkeyPatch.context() as again:
+        again.setattr(rebuild, "JobReader", taken_over)
+        stopped = job.run("rollback", "--write")
+    assert stopped.exit_code == 1
+    assert "has published checkpoint" in stopped.stderr
     assert job.json("rollback", "--write")["written"]
     for name in names:
         record = current(job.config, name)
