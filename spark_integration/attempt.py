@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain, pairwise
 
 import pyarrow as pa
@@ -121,7 +122,7 @@ def attempt(
     rows = () if first is None else chain((first,), batches)
     times.append(time.perf_counter())
     # 2. open
-    config = JobConfig.from_mapping(json.loads(work.config))
+    config = _config_of(work.config)
     checkpoint = work.checkpoints.of_task(config, task)
     epoch = Epoch.from_bytes(work.epoch)
     with open_attempt(config, task_name(task), checkpoint, epoch, by_need=not wait_for_close) as opened:
@@ -156,6 +157,11 @@ def attempt(
         report = _report(opened, prepared, len(data), context, retries, read.rows, yielded.rows, times)
         opened.close(wait=wait_for_close)
         return data, replace(report, due_ms=due_ms)
+
+
+@lru_cache(maxsize=8)
+def _config_of(text: str) -> JobConfig:
+    return JobConfig.from_mapping(json.loads(text))
 
 
 def is_output(attachment: Attachment) -> bool:

@@ -103,12 +103,12 @@ def topic_name(*names: str) -> str:
 
     No name begins with ``-``, so in a row of an odd number of ``-`` the last one is the separator.
     """
-    return "-".join(name.replace("-", "--") for name in names)
+    return "-".join([name.replace("-", "--") for name in names])
 
 
 def transactional_id(*names: str) -> str:
     """``statemgr`` and the names joined by ``.``. A ``.`` inside a name becomes ``%2E``, which no name contains."""
-    return ".".join(("statemgr", *(name.replace(".", "%2E") for name in names)))
+    return ".".join(["statemgr", *[name.replace(".", "%2E") for name in names]])
 
 
 def attempt_millis(attempt: str) -> int | None:

@@ -11,12 +11,11 @@ from statemgr.config import JobConfig
 from statemgr.consumer.application import Application
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
-from statemgr.engine.coordinator import Coordinator
+from statemgr.engine.coordinator import Coordinator, UpkeepThread
 from statemgr.engine.input_lag import InputLag, Reached
 from statemgr.engine.job_coordinator import JobCoordinator
 from statemgr.engine.opening import Assignment, TaskOpener
 from statemgr.engine.task import Task
-from statemgr.engine.upkeep_thread import UpkeepThread
 from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrError
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.opening.open_job import JobTopics

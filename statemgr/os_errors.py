@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -71,6 +71,9 @@ _HINTS = {
     Fault.ALTERED: "another file or a link has replaced it; links are never followed",
     Fault.FAILED: "check the disk",
 }
+#: Kinds and hints of errors of local files, which are a cache.
+_LOCAL_KINDS = {Fault.GONE: CorruptFile, Fault.ALTERED: InvalidError}
+_LOCAL_HINTS = {Fault.GONE: "what is local is a cache: open the task again, and it is restored"}
 #: System message → its fault. The most specific faults come first, because a text may have several messages.
 _WORDS = {
     os.strerror(number): fault
@@ -158,3 +161,12 @@ def translated(
         yield
     except OSError as error:
         raise translate(error, what, path, kinds=kinds, hints=hints, **where) from error
+
+
+def disk_errors(path: Path) -> AbstractContextManager[None]:
+    """A context manager that raises errors of local files as statemgr's.
+
+    Raises: DiskFull, InvalidError (the path is something else), CorruptFile (the file is gone),
+    AccessDenied, RetryableError (a limit of this process, or an I/O error).
+    """
+    return translated("a local file cannot be used", path, kinds=_LOCAL_KINDS, hints=_LOCAL_HINTS)

@@ -22,7 +22,7 @@ from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot, snapshot_batches
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.transfer_files import disk_errors, temporary_directory
+from statemgr.local.transfer_files import temporary_directory
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.jobs.layouts import RetiredLayout
@@ -30,6 +30,7 @@ from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
+from statemgr.os_errors import disk_errors
 from statemgr.ports import BlobInfo, LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published, live_items

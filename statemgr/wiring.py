@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from statemgr.blobs import open_blob_store
+from statemgr.blobs.counting import counts_of
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.factories import BUILT_IN, backend_classes, plugged
 from statemgr.errors import ConfigError, PrerequisiteMissing
@@ -25,7 +26,6 @@ from statemgr.local import durable, open_store, use_memory
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.machine import SystemClock, Threads, system_ids, this_process
 from statemgr.local.shared_directories import Scratch
-from statemgr.model.blob_counts import counts_of
 from statemgr.os_errors import translated
 from statemgr.ports import (
     BackupManager,

@@ -6,14 +6,13 @@ vendors' clients are extras.
 
 from __future__ import annotations
 
-from statemgr.blobs.counting import CountingBlobStore
+from statemgr.blobs.counting import CountingBlobStore, counts_of
 from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import JobConfig, blob_store_of
 from statemgr.config.factories import BLOB_EXTRAS, plugged
 from statemgr.errors import ConfigError
-from statemgr.model.blob_counts import counts_of
 from statemgr.ports import BlobStore, Clock, OpenBlobStore
 
 __all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_store"]

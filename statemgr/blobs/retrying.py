@@ -16,12 +16,11 @@ from typing import TypeVar
 
 import tenacity
 
-from statemgr.blobs.counting import CountingBlobStore
+from statemgr.blobs.counting import BlobCounts, CountingBlobStore
 from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.logs import Event, tell
-from statemgr.model.blob_counts import BlobCounts
 from statemgr.ports import (
     BlobAdministration,
     BlobInfo,

@@ -20,6 +20,7 @@ from statemgr.config.keys import lookup
 from statemgr.config.loading import (
     has_reference,
     hidden_texts,
+    is_secret,
     load_values,
     masked,
     our_key,
@@ -49,8 +50,9 @@ log = logging.getLogger(__name__)
 
 def _setting(key: str, of: Callable[[Any], T]) -> cached_property[T]:
     """An attribute with the value of a key or its default, and with the documentation of the key."""
-    attribute = cached_property[T](lambda config: of(config.get(key)))
-    attribute.__doc__ = lookup(key).doc
+    entry = lookup(key)
+    attribute = cached_property[T](lambda config: of(config.values.get(key, entry.default)))
+    attribute.__doc__ = entry.doc
     return attribute
 
 
@@ -92,7 +94,12 @@ class JobConfig:
 
     def hider(self) -> Callable[[str], str]:
         """A function that masks secrets, and the present values of references, in a text of other software."""
-        return partial(without, hidden_texts(self.values))
+        return partial(without, hidden_texts(self._hidden))
+
+    @cached_property
+    def _hidden(self) -> Mapping[str, Value]:
+        """The values of secret keys, and those with references."""
+        return {key: value for key, value in self.values.items() if is_secret(key) or has_reference(value)}
 
     def __repr__(self) -> str:
         return f"JobConfig({self.masked()!r})"
@@ -102,6 +109,8 @@ class JobConfig:
 
         Raises: ConfigError for an unknown key.
         """
+        if key in self.values:
+            return self.values[key]
         key = our_key(key)
         if key in self.values:
             return self.values[key]
@@ -235,12 +244,12 @@ class JobConfig:
         """When requests to the blob store are tried again."""
         prefix = "blob.store.retry.policy."
         return RetryPolicy(
-            max_retries=self.get(prefix + "max.retries"),
-            max_duration_ms=self.get(prefix + "max.retry.duration.millis"),
-            backoff_ms=self.get(prefix + "backoff.delay.millis"),
-            backoff_max_ms=self.get(prefix + "backoff.max.delay.millis"),
-            factor=self.get(prefix + "backoff.delay.factor"),
-            jitter=self.get(prefix + "jitter.factor"),
+            max_retries=self._given(prefix + "max.retries"),
+            max_duration_ms=self._given(prefix + "max.retry.duration.millis"),
+            backoff_ms=self._given(prefix + "backoff.delay.millis"),
+            backoff_max_ms=self._given(prefix + "backoff.max.delay.millis"),
+            factor=self._given(prefix + "backoff.delay.factor"),
+            jitter=self._given(prefix + "jitter.factor"),
         )
 
     # --- Kafka ----------------------------------------------------------------------------------------------
@@ -298,8 +307,12 @@ class JobConfig:
         made: Consumer = import_module("statemgr.kafka.group_consumer").group_consumer(self, group)
         return made
 
+    def _given(self, key: str) -> Any:
+        """The value of a key, or its default; for a key that has one, by our name."""
+        return self.values[key] if key in self.values else lookup(key).default
+
     def _resolved(self, key: str) -> Value | None:
-        value = cast("Value | None", self.get(key))
+        value: Value | None = self._given(key)
         if not has_reference(value):
             return value
         # check again, because the value of a reference is known only now

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from statemgr.config.factories import KAFKA_CHANGELOG
@@ -260,14 +261,13 @@ KEYS: tuple[Key, ...] = (
 _BY_PATTERN = {entry.pattern: entry for entry in KEYS}
 
 
-def rocksdb_defaults() -> dict[str, Value]:
-    """The default of every RocksDB option that a store may set, by its name after ``rocksdb.``.
-
-    The list is closed, because other options could change the content of a checkpoint. For example, first-in-first-out
-    compaction drops keys.
-    """
-    options = (entry for entry in KEYS if entry.pattern.startswith(_ROCKSDB))
-    return {entry.pattern.removeprefix(_ROCKSDB): entry.default for entry in options if entry.default is not None}
+#: The default of every RocksDB option that a store may set, by its name after ``rocksdb.``. The list is closed, because
+#: other options could change the content of a checkpoint. For example, first-in-first-out compaction drops keys.
+ROCKSDB_DEFAULTS: Mapping[str, Value] = {
+    entry.pattern.removeprefix(_ROCKSDB): entry.default
+    for entry in KEYS
+    if entry.pattern.startswith(_ROCKSDB) and entry.default is not None
+}
 
 
 def find(key: str) -> Key | None:

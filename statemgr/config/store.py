@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from statemgr.config.keys import lookup, rocksdb_defaults
+from statemgr.config.keys import ROCKSDB_DEFAULTS, lookup
 from statemgr.config.loading import has_reference, parse_resolved, resolve
 from statemgr.config.values import Value
 from statemgr.ids import topic_name
 
-#: After the label of a value serde: the values begin with their expiry.
-WITH_TTL = " with TTL"
+_WITH_TTL = " with TTL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +49,16 @@ class StoreConfig:
 
     def value_label(self, serde: str) -> str:
         """What a checkpoint records of a value serde."""
-        return serde if self.ttl_ms is None else serde + WITH_TTL
+        return serde if self.ttl_ms is None else serde + _WITH_TTL
 
     def avro_schemas(self) -> list[str]:
         """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError if they cannot be read."""
         return schemas_of(f"stores.{self.name}.value.avro.schemas", self.value_schemas)
+
+
+def expires(value_label: str) -> bool:
+    """Whether a checkpoint's label of a value serde says that the values begin with their expiry."""
+    return value_label.endswith(_WITH_TTL)
 
 
 def schemas_of(key: str, given: list[str] | str | None) -> list[str]:
@@ -90,5 +94,5 @@ def store_from_values(name: str, values: Mapping[str, Value], job: tuple[str, st
         value_schemas=value("value.avro.schemas"),
         ttl_ms=value("ttl.ms"),
         write_batch_size=value("write.batch.size"),
-        rocksdb={option: value(f"rocksdb.{option}") for option in rocksdb_defaults()},
+        rocksdb={option: value(f"rocksdb.{option}") for option in ROCKSDB_DEFAULTS},
     )

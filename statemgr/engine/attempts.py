@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from statemgr.blobs.counting import Counted, counts_of
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, DiskFull, InvalidError, StatemgrError
@@ -21,12 +22,11 @@ from statemgr.flows.committing.local_copies import compacted_copies, most_files,
 from statemgr.flows.committing.persist_ahead import PersistAhead
 from statemgr.flows.opening.restore import StoreRestore, restore_task
 from statemgr.ids import NAME, check_offsets, task_path
-from statemgr.local.transfer_files import disk_errors
-from statemgr.model.blob_counts import Counted, counts_of
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
+from statemgr.os_errors import disk_errors
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
 from statemgr.stores.open_store import FrozenStore, OpenStore

@@ -1,32 +1,43 @@
-"""The owner of a task, or of a whole job: publishes prepared commits and keeps track of what is published.
+"""The owner of a task, or of a whole job: publishes prepared commits and keeps track of what is published. And the
+thread of a process that looks after its owners.
 
 Both kinds of owner do two things in the same way:
 
 - if the acknowledgement of a publish is lost, the owner finds out before the next publish whether it succeeded, and if
   so does what follows a publish
 - the backups of the current checkpoints are checked when their damage is suspected
+
+The thread looks from time to time at what the owners rely on: the settings of the job's topics, the changelogs, and the
+blobs (:mod:`statemgr.flows.upkeep`). Commits send no request for this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from statemgr.errors import FencedError
+from statemgr.errors import ClosedError, FencedError, StatemgrError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish
 from statemgr.flows.offers import Adoption
 from statemgr.flows.opening.open_job import JobTopics
-from statemgr.flows.opening.repair import find_damage
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Damage, Published
-from statemgr.flows.upkeep import Turn, look
+from statemgr.flows.upkeep import Turn, Upkeep, find_damage, look
+from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import MicroBatch
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.commit import PreparedCommit
 from statemgr.ports import BackupLost
+from statemgr.services import Services
 from statemgr.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+#: Seconds between two looks.
+LOOK_S = 60.0
 
 
 class Coordinator:
@@ -174,3 +185,54 @@ class Coordinator:
             elif isinstance(error, FencedError) and all(c.epoch == self.published.epoch for c in commits):
                 self.owner.fenced_by(error)  # commits of another epoch are stale, which does not fence the owner
             raise
+
+
+class UpkeepThread:
+    """Looks after the owners of a process. ``owners``: those that are there now."""
+
+    def __init__(self, services: Services, topics: JobTopics, owners: Callable[[], Iterable[Coordinator]]) -> None:
+        self._topics = topics
+        self._owners = owners
+        self._clock = services.clock
+        self._upkeep = Upkeep(services)
+        self._worker: Worker[None] = Worker(services, "upkeep", f"job {services.config.job_name}", background=True)
+
+    def start(self) -> None:
+        """Look from now on. Idempotent."""
+        self._worker.attempt("looking after the backups", self._run)
+
+    def look(self) -> None:
+        """Look once. A part that fails is logged, and looked at the next time."""
+        self._try("the topics", self._topics.look)
+        turns: list[Turn] = []
+        self._try("the orders to check blobs", lambda: turns.append(self._upkeep.turn()))
+        for turn in turns:
+            looks = [(task, partial(owner.look, task, turn)) for owner in self._owners() for task in owner.clean_ups]
+            if [task for task, look in looks if not self._try(task, look)]:
+                self._upkeep.repeat(turn)
+
+    def close(self) -> None:
+        """Stop. Nobody waits for a look in progress."""
+        self._worker.close(wait=False)
+
+    def _run(self) -> None:
+        looked_s = self._clock.elapsed()
+        while self._worker.pause(LOOK_S):
+            # after a stop has given up what is in progress, pauses are short
+            if self._clock.elapsed() - looked_s >= LOOK_S:
+                self.look()
+                looked_s = self._clock.elapsed()
+
+    def _try(self, what: str, part: Callable[[], None]) -> bool:
+        """Returns: whether it was looked at."""
+        self._worker.go_on()
+        try:
+            part()
+            return True
+        except ClosedError:
+            raise
+        except StatemgrError as error:
+            log.warning("%s could not be looked at, which is tried again: %s", what, error)
+        except Exception:  # the next look must come
+            log.exception("%s could not be looked at, which is tried again", what)
+        return False

@@ -51,5 +51,5 @@ def _host(mapping: str) -> AttemptHost:
     return AttemptHost(open_services(JobConfig.from_mapping(json.loads(mapping))))
 
 
-def _open_briefly(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:
-    return open_store(store.type, directory, store.rocksdb, read_first=read_first, briefly=True)
+def _open_briefly(store: StoreConfig, directory: Path, _read_first: bool) -> LocalStore:
+    return open_store(store.type, directory, store.rocksdb, read_first=True, briefly=True)

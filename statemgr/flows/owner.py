@@ -29,7 +29,7 @@ from statemgr.errors import (
 )
 from statemgr.flows.published import Published
 from statemgr.ids import task_name
-from statemgr.kafka.topic_watch import newest_lost
+from statemgr.kafka.topics import newest_lost
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.phases import Phase, announce

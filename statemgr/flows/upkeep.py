@@ -1,5 +1,6 @@
-"""Upkeep: while a job runs, its owners look from time to time at the backups of their current checkpoints. They read
-only, and report what they find to :class:`statemgr.flows.opening.repair.Damage`, which starts a repair.
+"""Upkeep: while a job runs, its owners look from time to time at the backups of their current checkpoints, and at all
+of a backup once damage is suspected (:func:`find_damage`). They read only, and report what they find to
+:class:`statemgr.flows.published.Damage`, which starts a repair.
 
 Steps of a look, for the tasks of one process:
 
@@ -20,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from statemgr.backends.blobs.names import is_index_blob
-from statemgr.errors import CorruptError, MissingError, StatemgrError
+from statemgr.errors import CorruptError, MissingBlob, MissingError, StatemgrError
 from statemgr.model.checkpoint import BlobRef, ChangelogMarker, Checkpoint
 from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
@@ -111,6 +112,34 @@ def look(services: Services, task: str, current: Callable[[], Checkpoint | None]
         if not found or current() is checkpoint:
             return found
     return None
+
+
+def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Found:
+    """Check that everything exists that a restore from the checkpoint needs, in all backends of the job.
+
+    Costs a GET for each index that this process has not read yet, a HEAD for each blob, and three requests for all
+    changelogs.
+
+    Returns: (factory, store) → what is missing or corrupt.
+    Raises: RetryableError, AccessDenied: something could not be checked.
+    """
+    found = dict(lost_targets(services, checkpoint))
+    needed: dict[str, list[tuple[str, str]]] = {}
+    for name, store in services.config.stores.items():
+        for factory in store.backup_factories:
+            marker, manager = checkpoint.marker(factory, name), services.backup_manager(factory)
+            if marker is None:
+                continue
+            try:
+                for blob_id in manager.referenced_blobs(services.identity(task, name), marker) or ():
+                    needed.setdefault(blob_id, []).append((factory, name))
+            except (MissingError, CorruptError) as error:
+                found[factory, name] = str(error)
+    for blob_id, problem in (services.transfer().absent(needed) if needed else {}).items():
+        if not isinstance(problem, MissingBlob):
+            raise problem
+        found |= dict.fromkeys(needed[blob_id], f"{blob_id} is missing")
+    return found
 
 
 def lost_targets(services: Services, checkpoint: Checkpoint) -> Found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache, partial
 
 from confluent_kafka import Message
 
@@ -30,7 +31,8 @@ class ChangelogTopics:
     def __init__(self, config: JobConfig, clock: Clock, ids: IdSource, *, stall_s: float | None = None) -> None:
         self._metadata = TopicMetadata(config, clock)
         self._reader = PartitionReader(config, clock, stall_s)
-        self._time = BrokerTime(config, clock, ids)
+        #: The brokers' clock, once somebody has asked for it.
+        self._time = cache(partial(BrokerTime, config, clock, ids))
         self._lock = threading.Lock()
         self._asking: dict[str, threading.Lock] = {}
         #: Topic → the answer that the next question will have.
@@ -84,9 +86,11 @@ class ChangelogTopics:
         """Raises: MissingState, UnavailableError."""
         return self._metadata.bounds(topic, partition, only_settled=True)[1]
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
-        """Checks the bounds at the first step."""
-        for batch in self._messages(topic, partition, start, end):
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[Sequence[ChangelogRecord]]:
+        """Checks the bounds at the first step, unless the caller has."""
+        for batch in self._messages(topic, partition, start, end, checked):
             records = [
                 ChangelogRecord(m.key(), m.value(), m.offset(), m.timestamp()[1])  # type: ignore[arg-type]
                 for m in batch
@@ -96,11 +100,13 @@ class ChangelogTopics:
                     raise self._keyless(topic, partition, record.offset)
             yield records
 
-    def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
-        """Checks the bounds at the first step. Works column by column, because each step is then one loop in C over the
-        whole batch.
+    def changes(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[ChangelogBatch]:
+        """Checks the bounds at the first step, unless the caller has. Works column by column, because each step is then
+        one loop in C over the whole batch.
         """
-        for batch in self._messages(topic, partition, start, end):
+        for batch in self._messages(topic, partition, start, end, checked):
             keys = [message.key() for message in batch]
             values = [message.value() for message in batch]
             if not all(keys) and None in keys:
@@ -110,10 +116,10 @@ class ChangelogTopics:
 
     def time_ms(self) -> int:
         """Raises: UnavailableError, AccessDenied, InvalidError."""
-        return self._time.now_ms()
+        return self._time().now_ms()
 
-    def _messages(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[Message]]:
-        low, high = self.bounds(topic, partition)
+    def _messages(self, topic: str, partition: int, start: int, end: int, checked: bool) -> Iterator[list[Message]]:
+        low, high = (start, end) if checked else self.bounds(topic, partition)
         if start < low or end > high:
             raise MissingState(
                 f"the changelog has offsets {low} to {high}, but the checkpoint needs {start} to {end}",

@@ -21,7 +21,7 @@ from statemgr.errors import CorruptRecord, MissingState, TopicMisconfigured
 from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
-from statemgr.kafka.topic_watch import TopicWatch
+from statemgr.kafka.topics import TopicWatch
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointRecord, with_version_one
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
@@ -277,32 +277,7 @@ class CheckpointTopic:
         if key is None:
             raise self._corrupt("it has no key", offset)
         place = codecs.Place(self._topic, PARTITION, offset)
-        if is_permit(key):
-            permit = decode_permit(key, value, place)
-            if value is None:
-                seen.permits.pop(key, None)
-            elif (permit.job_name, permit.job_id) == (self._config.job_name, self._config.job_id):
-                seen.permits[key] = permit
-            return None
-        if is_offer(key):
-            at, offer = decode_offer(key, value, place)
-            if offer is None:
-                seen.offers.pop(at, None)
-            elif (at.job_name, at.job_id) == (self._config.job_name, self._config.job_id):
-                seen.offers[at] = offer
-            return None
-        if is_retired_layout(key):
-            retired = decode_retired_layout(key, value, place)
-            if (retired.job_name, retired.job_id) == (self._config.job_name, self._config.job_id):
-                if value is None:
-                    seen.retired.pop(retired.layout.generation, None)
-                else:
-                    seen.retired[retired.layout.generation] = retired
-            return None
-        if is_adopted_job(key):
-            of_job, adopted = decode_adopted_job(key, value, place)
-            if of_job == (self._config.job_name, self._config.job_id):
-                seen.adopted = adopted
+        if not codecs.is_key(key) and self._take_other(seen, key, value, place):
             return None
         track = self._track(seen, key, offset)
         if track is None:
@@ -318,6 +293,36 @@ class CheckpointTopic:
             raise self._corrupt(unknown_header(value), offset)
         track.written(key, message)
         return track
+
+    def _take_other(self, seen: _Seen, key: bytes, value: bytes | None, place: codecs.Place) -> bool:
+        """Take a record of the job that is no checkpoint. Returns: whether it is one of a known kind."""
+        this_job = self._config.job_name, self._config.job_id
+        if is_permit(key):
+            permit = decode_permit(key, value, place)
+            if value is None:
+                seen.permits.pop(key, None)
+            elif (permit.job_name, permit.job_id) == this_job:
+                seen.permits[key] = permit
+        elif is_offer(key):
+            at, offer = decode_offer(key, value, place)
+            if offer is None:
+                seen.offers.pop(at, None)
+            elif (at.job_name, at.job_id) == this_job:
+                seen.offers[at] = offer
+        elif is_retired_layout(key):
+            retired = decode_retired_layout(key, value, place)
+            if (retired.job_name, retired.job_id) == this_job:
+                if value is None:
+                    seen.retired.pop(retired.layout.generation, None)
+                else:
+                    seen.retired[retired.layout.generation] = retired
+        elif is_adopted_job(key):
+            of_job, adopted = decode_adopted_job(key, value, place)
+            if of_job == this_job:
+                seen.adopted = adopted
+        else:
+            return False
+        return True
 
     def _track(self, seen: _Seen, key: bytes, offset: int) -> Track | None:
         for known in (key[:-_TAIL], key):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -93,13 +92,12 @@ def _kind(record: logging.LogRecord) -> str:
 log.addFilter(RateLimit("librdkafka", _kind))
 
 
-@contextmanager
-def idle_for(seconds: float) -> Iterator[None]:
-    """A block that serves a client for the first time after ``seconds``. The client hands its lines over only then, so
-    each may be as old, and is logged as a past event: at the level INFO, with that age."""
-    token = _IDLE_S.set(seconds)
+def serve_after(idle_s: float, serve: Callable[[], T]) -> T:
+    """Serve a client for the first time after ``idle_s`` seconds. The client hands its lines over only then, so each
+    may be as old, and is logged as a past event: at the level INFO, with that age."""
+    token = _IDLE_S.set(idle_s)
     try:
-        yield
+        return serve()
     finally:
         _IDLE_S.reset(token)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Self, TypeVar
 
 from confluent_kafka import (
@@ -24,7 +25,7 @@ from confluent_kafka.admin._topic import TopicDescription
 
 from statemgr.config import JobConfig
 from statemgr.errors import MissingState, StatemgrError, UnavailableError
-from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin, idle_for
+from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin, serve_after
 from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
 from statemgr.logs import Event, tell
 from statemgr.ports import Clock
@@ -254,13 +255,7 @@ class TopicMetadata:
         """One offset for each of ``specs``; all requests are sent together."""
         place = TopicPartition(topic, partition)
         doing = "asking for a topic's offsets"
-        late = UnavailableError(
-            f"{doing}: the partition has no leader",
-            hint="check that the brokers with its replicas are running",
-            topic=topic,
-            partition=partition,
-        )
-        deadline = self._deadline()
+        deadline: float | None = None
 
         def request() -> dict[int, Future[ListOffsetsResultInfo]]:
             return {
@@ -279,6 +274,13 @@ class TopicMetadata:
                 found = self.describe([topic]).get(topic)
                 if found is None or all(there.id != partition for there in found.partitions):
                     raise
+                deadline = deadline or self._deadline()
+                late = UnavailableError(
+                    f"{doing}: the partition has no leader",
+                    hint="check that the brokers with its replicas are running",
+                    topic=topic,
+                    partition=partition,
+                )
                 self._pause(deadline, late)
 
     def ask(
@@ -294,14 +296,13 @@ class TopicMetadata:
         ``missing_is_none``: leave out what the brokers do not know instead of raising MissingState.
         """
         deadline = self._deadline()
-        about: str | None = None
-        with idle_for(self._clock.elapsed() - self._used_s):
-            self.client.poll(0)
+        asked: object = None
+        serve_after(self._clock.elapsed() - self._used_s, partial(self.client.poll, 0))
         while True:
             try:
                 answers: dict[K, V] = {}
                 for name, future in request().items():
-                    about = _topic_of(name)
+                    asked = name
                     try:
                         answers[name] = self._result(future, deadline, doing)
                     except KafkaException as error:
@@ -314,7 +315,7 @@ class TopicMetadata:
                 raise self._unanswered(doing).with_where(**where) from error
             except KafkaException as error:
                 reason = error.args[0]
-                if about is not None:
+                if (about := _topic_of(asked)) is not None:
                     where.setdefault("topic", about)
                 self._serve()
                 failure = translate(reason, doing, reported=self.errors, **where)

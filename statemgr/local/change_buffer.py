@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from statemgr.local import durable
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.commit import Change, StoreSession, size_of
 from statemgr.model.segment import read_segment, verify_segment, write_segment
-from statemgr.os_errors import translated
+from statemgr.os_errors import disk_errors, translated
 
 #: Memory of an entry in addition to its bytes, roughly.
 _ENTRY_OVERHEAD = 160

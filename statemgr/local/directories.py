@@ -29,10 +29,10 @@ from statemgr.errors import InvalidError
 from statemgr.local import durable, trees
 from statemgr.local.committed import IN_DOUBT, SUFFIX, CommittedDirectories, Manifest, RecordedFile, known_files
 from statemgr.local.machine import moment
-from statemgr.local.shared_directories import SharedRoot
+from statemgr.local.shared_directories import Owner, SharedRoot
 from statemgr.model.snapshot import name_problem
 from statemgr.os_errors import translated
-from statemgr.ports import CommittedDirectory, FinishedDirectory, Moment
+from statemgr.ports import CommittedDirectory, FinishedDirectory, Moment, RestorePlace
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,12 @@ class StoreDirectories(SharedRoot):
         if not self._is_made():
             return []
         with self._changing("cannot look for local directories"):
-            manifests = sorted(self._committed.manifests(), key=lambda found: found.adopted.wall_ms, reverse=True)
-            verified = [self._verified(found.state_id) for found in manifests]
-        return [directory for directory in verified if directory is not None]
+            return self._reusable()
+
+    def begin_restore(self) -> RestorePlace:
+        with self._changing("cannot make local directories"):
+            reusable = self._reusable()
+            return RestorePlace(self._path("staging", self._own()), reusable, self._leftovers())
 
     def staging(self) -> Path:
         return self._new("staging")
@@ -90,10 +93,7 @@ class StoreDirectories(SharedRoot):
         if not self._is_made():
             return []
         with self._changing("cannot look for unfinished local directories"):
-            staging, alive = self._root / "staging", self._alive()
-            names = [name for name in sorted(os.listdir(staging)) if _OURS.match(name)]
-            left = [staging / name for name in names if name.rpartition(".")[2] not in alive]
-            return [path for path in left if stat.S_ISDIR(os.lstat(path).st_mode)]
+            return self._leftovers()
 
     def finished(self, directory: Path) -> FinishedDirectory:
         """Raises: InvalidError (not flushed), CorruptFile (altered, a link in it), MissingFile."""
@@ -134,8 +134,6 @@ class StoreDirectories(SharedRoot):
         instead: bool,
     ) -> CommittedDirectory:
         _check_state_id(state_id)
-        with self._changing("cannot make local directories"):
-            owner = self._own()
         boot = durable.boot_id()
         with translated("cannot finish a local directory", staging):
             tree = trees.only_state(staging)
@@ -148,8 +146,8 @@ class StoreDirectories(SharedRoot):
                 trees.sync_tree(staging, tree, shared)
             trees.make_private(staging, tree)
             recorded = {p: RecordedFile(s.st_size, s.st_mtime_ns, hashed[p][1]) for p, s in tree.files.items()}
-            made = Manifest(state_id, moment(self._clock), owner.token, recorded, tree.dirs, boot, as_of)
         with self._changing("cannot adopt a local directory"):
+            made = Manifest(state_id, moment(self._clock), self._own().token, recorded, tree.dirs, boot, as_of)
             if instead:
                 self._committed.remove(state_id)
             elif (here := self._verified(state_id)) is not None:
@@ -244,9 +242,30 @@ class StoreDirectories(SharedRoot):
         return directory.parent in [root / part for root in roots for part in parts]
 
     def _new(self, part: str) -> Path:
-        with self._changing("cannot make local directories"):
-            owner = self._own()
+        """A new path. If this owner's sign of life and the directory of the part are in place, it needs no lock."""
+        what, owner = "cannot make local directories", self._owner
+        with translated(what, self._root):
+            is_made = durable.check_private(self._base, *self._levels, part).is_dir()
+        if owner is None or not is_made or not owner.gives_sign():
+            with self._changing(what):
+                owner = self._own()
+        return self._path(part, owner)
+
+    def _path(self, part: str, owner: Owner) -> Path:
         return self._root / part / f"{self._ids.attempt_id()}.{owner.token}"
+
+    def _reusable(self) -> Sequence[CommittedDirectory]:
+        """The caller holds the lock."""
+        manifests = sorted(self._committed.manifests(), key=lambda found: found.adopted.wall_ms, reverse=True)
+        verified = [self._verified(found.state_id) for found in manifests]
+        return [directory for directory in verified if directory is not None]
+
+    def _leftovers(self) -> Sequence[Path]:
+        """The caller holds the lock."""
+        staging, alive = self._root / "staging", self._alive()
+        names = [name for name in sorted(os.listdir(staging)) if _OURS.match(name)]
+        left = [staging / name for name in names if name.rpartition(".")[2] not in alive]
+        return [path for path in left if stat.S_ISDIR(os.lstat(path).st_mode)]
 
     def _verified(self, state_id: str) -> CommittedDirectory | None:
         """The directory of a state. One that cannot be used becomes a leftover: a restore may use its files after

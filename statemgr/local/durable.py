@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -194,8 +196,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def make_private(base: Path, *names: str) -> Path:
-    """Create ``base`` and the levels below it where they are missing, with mode 0700. Returns: the last one.
+def make_private(base: Path, *names: str, inside: Sequence[str] = ()) -> Path:
+    """Create ``base`` and the levels below it where they are missing, with mode 0700, and directories ``inside`` the
+    last one. Returns: the last one.
 
     The operator chooses ``base``, so it may be a link. Every level below must be a directory of this user (or of root).
 
@@ -203,15 +206,14 @@ def make_private(base: Path, *names: str) -> Path:
     """
     if not names:
         _make_parents(base)
-    path = base
-    for name in names:
-        path = path / name
+    levels = list(accumulate(names, Path.joinpath, initial=base))
+    for path in [*levels[1:], *[levels[-1] / name for name in inside]]:
         try:
             _check(path)  # almost all are there
         except FileNotFoundError:
             _make_parents(path)
             _check(path)
-    return path
+    return levels[-1]
 
 
 def check_private(base: Path, *names: str) -> Path:
@@ -230,10 +232,12 @@ def check_private(base: Path, *names: str) -> Path:
 def _make_parents(path: Path) -> None:
     if path.is_dir():
         return
-    if path.parent != path:
-        _make_parents(path.parent)
     with suppress(FileExistsError):
-        os.mkdir(path, _PRIVATE)
+        try:
+            os.mkdir(path, _PRIVATE)
+        except FileNotFoundError:
+            _make_parents(path.parent)
+            os.mkdir(path, _PRIVATE)
 
 
 def _check(path: Path) -> None:

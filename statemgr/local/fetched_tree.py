@@ -16,8 +16,7 @@ from pathlib import Path
 from statemgr.errors import DiskFull
 from statemgr.local import trees
 from statemgr.local.durable import PRIVATE
-from statemgr.local.transfer_files import disk_errors
-from statemgr.os_errors import CANNOT_LINK
+from statemgr.os_errors import CANNOT_LINK, disk_errors
 
 #: Errors of a source file that was deleted meanwhile, or that is on another file system.
 _CANNOT_LINK = CANNOT_LINK | {errno.ENOENT}

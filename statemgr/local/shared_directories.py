@@ -29,7 +29,7 @@ from pathlib import Path
 from statemgr.errors import UnavailableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
-from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -194,9 +194,7 @@ class SharedRoot:
         another root, which is empty at first. Raises: InvalidError, OSError."""
         with ExitStack() as held:
             while True:
-                root = durable.make_private(self._base, *self._levels)
-                for part in self.parts:
-                    durable.make_private(root, part)
+                root = durable.make_private(self._base, *self._levels, inside=self.parts)
                 try:
                     is_in_place = held.enter_context(exclusive(root / "lock", self._clock))
                 except UnavailableError as error:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from statemgr.local import durable
-from statemgr.local.transfer_files import NewFile, disk_errors
+from statemgr.local.transfer_files import NewFile
+from statemgr.os_errors import disk_errors
 
 
 class SparseFile(NewFile):

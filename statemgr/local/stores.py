@@ -10,6 +10,7 @@ from typing import Protocol
 
 from statemgr.errors import ConfigError, CorruptFile, InvalidError
 from statemgr.local.memory import FILE, MemoryStore
+from statemgr.local.rocksdb.brief import BriefStore
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.split import scan_in_batches
@@ -42,14 +43,16 @@ def open_store(
     Args:
         options: names after ``stores.<name>.rocksdb.``.
         read_first: open the database for reading only, until the first write.
-        briefly: start no compaction unless asked, because the close of the store would interrupt it.
+        briefly: start no compaction unless asked, because the close of the store would interrupt it. With
+            ``read_first``, the first writes stay in memory.
 
     Raises: CorruptError, InvalidError (open elsewhere), DiskFull, AccessDenied, ConfigError (unknown kind).
     """
     if kind == "rocksdb":
         if briefly:
             options = {**options, BRIEF: True}
-        return RocksDbStore.open(directory, options, read_first=read_first)
+        store = BriefStore if briefly and read_first else RocksDbStore
+        return store.open(directory, options, read_first=read_first)
     if kind == "memory":
         return MemoryStore.open(directory)
     raise _unknown(kind)

@@ -8,30 +8,19 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from statemgr.errors import CorruptFile, InvalidError
-from statemgr.os_errors import Fault, translated
+from statemgr.os_errors import disk_errors
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 # an open must not wait for a planted FIFO
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_KINDS = {Fault.GONE: CorruptFile, Fault.ALTERED: InvalidError}
-_HINTS = {Fault.GONE: "what is local is a cache: open the task again, and it is restored"}
-
-
-def disk_errors(path: Path) -> AbstractContextManager[None]:
-    """A context manager that raises errors of local files as statemgr's.
-
-    Raises: DiskFull, InvalidError (the path is something else), CorruptFile (the file is gone),
-    AccessDenied, RetryableError (a limit of this process, or an I/O error).
-    """
-    return translated("a local file cannot be used", path, kinds=_KINDS, hints=_HINTS)
 
 
 @contextmanager

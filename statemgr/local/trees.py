@@ -92,14 +92,15 @@ def state_files(directory: Path) -> Tree:
     Raises: InvalidError if a write-ahead log has content (it was not flushed); CorruptError, OSError as ``scan``.
     """
     tree = scan(directory)
+    files = {path: status for path, status in tree.files.items() if is_state(path)}
     for path, status in tree.files.items():
-        if not is_state(path) and path.endswith(".log") and status.st_size:
+        if path not in files and path.endswith(".log") and status.st_size:
             raise InvalidError(
                 "a write-ahead log has content that no table file has",
                 hint="flush the store first",
                 path=directory / path,
             )
-    return Tree({path: status for path, status in tree.files.items() if is_state(path)}, tree.dirs)
+    return Tree(files, tree.dirs)
 
 
 def only_state(staging: Path) -> Tree:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from statemgr.logs.events import Event, counted, ranges, size, tell
+from statemgr.logs.events import Event, RateLimit, counted, flush_suppressed, ranges, size, tell
 from statemgr.logs.formats import utc
-from statemgr.logs.limit import RateLimit, flush_suppressed
 from statemgr.logs.setup import configure_logging
 
 __all__ = ["Event", "RateLimit", "configure_logging", "counted", "flush_suppressed", "ranges", "size", "tell", "utc"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from statemgr.config.store import expires
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
-from statemgr.model.expiry import expires
 
 #: Checkpoints that a task may keep beyond its retention: each has a record of its own.
 MOST_KEPT = 32

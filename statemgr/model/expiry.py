@@ -7,15 +7,9 @@ configuration to know.
 
 from __future__ import annotations
 
-from statemgr.config.store import WITH_TTL
 from statemgr.errors import CorruptError
 
 _BYTES = 8
-
-
-def expires(value_label: str) -> bool:
-    """Whether a checkpoint's label of a value serde says that the values begin with their expiry."""
-    return value_label.endswith(WITH_TTL)
 
 
 def expiry_bytes(at_ms: int) -> bytes:

@@ -57,6 +57,7 @@ from statemgr.ports.local import (
     LocalStore,
     Moment,
     ReadableStore,
+    RestorePlace,
     wait_for,
 )
 
@@ -94,6 +95,7 @@ __all__ = [
     "Publisher",
     "ReadableStore",
     "RestoreManager",
+    "RestorePlace",
     "RestoreRequest",
     "Restored",
     "SegmentBackupManager",

@@ -197,14 +197,20 @@ class Changelog(Protocol):
     def settled_end(self, topic: str, partition: int) -> int:
         """The offset before which no transaction is open. Raises: MissingState if there is no such topic."""
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Sequence[ChangelogRecord]]:
+    def read(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[Sequence[ChangelogRecord]]:
         """Committed records with ``start`` ≤ offset < ``end``, in batches, until the position reaches ``end``.
+
+        ``checked``: the caller has just asked for the bounds, and both offsets are within them.
 
         Raises: UnavailableError (deadline), MissingState (``start`` is below the low watermark, or ``end`` beyond
         the high watermark), CorruptRecord (a null key).
         """
 
-    def changes(self, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
+    def changes(
+        self, topic: str, partition: int, start: int, end: int, *, checked: bool = False
+    ) -> Iterator[ChangelogBatch]:
         """Like :meth:`read`, but keys and values only, for replays of millions of records. Raises: as :meth:`read`."""
 
     def time_ms(self) -> int:

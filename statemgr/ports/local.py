@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from statemgr.model.commit import Change
 
@@ -176,12 +176,24 @@ class FinishedDirectory:
     files: dict[str, tuple[int, bytes | None]]
 
 
+class RestorePlace(NamedTuple):
+    """What a restore begins with: a new path to fill, directories whose files it may reuse one by one (verified, newest
+    first), and :meth:`LocalDirectories.leftovers`."""
+
+    staging: Path
+    reusable: Sequence[CommittedDirectory]
+    leftovers: Sequence[Path]
+
+
 class LocalDirectories(Protocol):
     """The local directories of one store of one task. Everything in them is a cache."""
 
     def find(self, state_id: str) -> CommittedDirectory | None:
         """The directory of this state, if it exists and its files verify (names, sizes, times, and hashes where
         anything deviates). One that does not verify becomes one of the :meth:`leftovers`."""
+
+    def begin_restore(self) -> RestorePlace:
+        """:meth:`staging`, :meth:`reusable` and :meth:`leftovers` at once."""
 
     def reusable(self) -> Sequence[CommittedDirectory]:
         """Verified directories whose files may be reused one by one, newest first."""

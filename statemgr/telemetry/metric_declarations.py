@@ -5,13 +5,17 @@ All have the label ``job``. ``most`` bounds the number of series of a process: w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from statemgr.phases import Phase
 
 Kind = Literal["counter", "gauge", "histogram"]
+#: The values of the labels after ``job``, and the number.
+Series = Iterable[tuple[tuple[str, ...], float]]
+#: Gives the series of a metric when Prometheus scrapes.
+Source = Callable[[], Series]
 _TASK, _STORE = "tasks", "tasks × stores"
 
 #: Kinds of failures that are told apart; all others count as ``other``.
@@ -203,6 +207,9 @@ def declared() -> Iterator[Declared]:
         yield from metrics
 
 
+_BY_NAME = {metric.name: metric for metric in declared()}
+
+
 def named(name: str) -> Declared:
-    """The metric of this name, without ``statemgr_``. Raises: StopIteration if none has it."""
-    return next(metric for metric in declared() if metric.name == f"statemgr_{name}")
+    """The metric of this name, without ``statemgr_``. Raises: KeyError if none has it."""
+    return _BY_NAME[f"statemgr_{name}"]

@@ -7,21 +7,25 @@ the lag of the input, which would cost the loop something for every message othe
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from statemgr.blobs.counting import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.errors import StatemgrError
-from statemgr.model.blob_counts import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
-from statemgr.telemetry.asked_metrics import Asked, Source
 from statemgr.telemetry.http import serve
 from statemgr.telemetry.liveness import Health
-from statemgr.telemetry.metric_declarations import MOST_KINDS, PUBLISH_BUCKETS, named
+from statemgr.telemetry.metric_declarations import MOST_KINDS, PUBLISH_BUCKETS, Source, named
 from statemgr.telemetry.task_metrics import TaskMetrics
+
+log = logging.getLogger(__name__)
 
 
 def _kinds(error: type[StatemgrError]) -> set[str]:
@@ -65,7 +69,7 @@ class Metrics:
         self._failed: dict[str, int] = {}
         self._changing = threading.Lock()
         self._blob_counts = counts_of(job_key)
-        self._asked = Asked(job, self.registry)
+        self._asked = _Asked(job, self.registry)
         self._asked.watch("tasks", lambda: [((), len(self._tasks))])
         for name in ("requests", "retries", "hedges", "bytes"):
             self._asked.watch(f"blob_{name}", lambda name=name: self._blobs(name))  # type: ignore[misc]
@@ -227,3 +231,46 @@ class Metrics:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
             self._publish.observe(self.clock.elapsed() - self._begun.pop(subject))
+
+
+class _Asked(Collector):
+    """Asks its sources at each scrape. A source that fails is left out of the scrape.
+
+    Registers itself, so that the series exist only as long as their source is watched.
+    """
+
+    def __init__(self, job: str, registry: CollectorRegistry) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._sources: list[tuple[str, Source]] = []
+        registry.register(self)
+
+    def watch(self, name: str, source: Source) -> None:
+        """Ask for the series of a declared metric (without ``statemgr_``) from now on."""
+        named(name)
+        with self._lock:
+            self._sources.append((name, source))
+
+    def unwatch(self, source: Source) -> None:
+        """Ask ``source`` no more. Waits for a scrape in progress."""
+        with self._lock:
+            self._sources = [entry for entry in self._sources if entry[1] != source]
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing: the names are known from the declarations."""
+        return []
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The series of all sources, by metric."""
+        with self._lock:
+            families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+            for name, source in self._sources:
+                declared = named(name)
+                kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+                family = families.setdefault(name, kind(declared.name, declared.text, labels=["job", *declared.labels]))
+                try:
+                    for labels, value in source():
+                        family.add_metric([self._job, *labels], value)
+                except Exception:  # a scrape shows what it can
+                    log.debug("the values of %s are unknown", declared.name, exc_info=True)
+        yield from families.values()

@@ -19,7 +19,7 @@ from statemgr.logs import Event, counted, size, tell
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.phases import Phase
 from statemgr.ports import Clock
-from statemgr.telemetry.asked_metrics import Series, Source
+from statemgr.telemetry.metric_declarations import Series, Source
 
 if TYPE_CHECKING:
     from statemgr.ports import PartialState

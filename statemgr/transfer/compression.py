@@ -14,7 +14,8 @@ from typing import IO, cast
 import zstandard
 
 from statemgr.local import durable
-from statemgr.local.transfer_files import SourceFile, disk_errors
+from statemgr.local.transfer_files import SourceFile
+from statemgr.os_errors import disk_errors
 from statemgr.ports import BlobReader, FileSlice
 
 _LEVEL = 3

@@ -7,8 +7,9 @@ them. Touches the files that it is given.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,34 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader
 from statemgr.transfer.hedging import Hedger
-from statemgr.transfer.plan import Fetch, Run, runs
 from statemgr.transfer.pool import Batch, Counter, Pool
 
 #: Most bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
 PIECE = 1024 * 1024
+#: Most bytes of neighbouring files in one blob that are fetched together: they are in memory meanwhile.
+RUN_SIZE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A file of an index and the path to write it to, which must not exist yet.
+
+    ``continued``: an earlier try left the file at its full size; correct parts of it are kept.
+    """
+
+    file: FileIndex
+    target: Path
+    continued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Files that follow each other in one blob, from ``offset`` on: ``size`` bytes for one request."""
+
+    blob_id: str
+    offset: int
+    size: int
+    fetches: tuple[Fetch, ...]
 
 
 class Downloads:
@@ -295,3 +319,27 @@ class _IntoFile(_Nowhere):
 
     def restart(self, written: int) -> None:
         self._done.add(-written)
+
+
+def runs(fetches: Iterable[Fetch]) -> tuple[list[Run], list[Fetch]]:
+    """Combine files that one request can fetch. Returns: the runs of two files or more, and all other files."""
+    slices: list[tuple[str, int, Fetch]] = []
+    others: list[Fetch] = []
+    for fetch in fetches:
+        parts = fetch.file.parts
+        packed = len(parts) == 1 and parts[0].offset is not None and 0 < parts[0].size <= RUN_SIZE
+        if packed and not fetch.continued:
+            assert parts[0].offset is not None
+            slices.append((parts[0].blob_id, parts[0].offset, fetch))
+        else:
+            others.append(fetch)
+    found: list[Run] = []
+    for blob_id, offset, fetch in sorted(slices, key=lambda piece: piece[:2]):
+        last = found[-1] if found else None
+        size = fetch.file.size
+        if last and last.blob_id == blob_id and last.offset + last.size == offset and last.size + size <= RUN_SIZE:
+            found[-1] = Run(blob_id, last.offset, last.size + size, (*last.fetches, fetch))
+        else:
+            found.append(Run(blob_id, offset, size, (fetch,)))
+    others += (run.fetches[0] for run in found if len(run.fetches) == 1)
+    return [run for run in found if len(run.fetches) > 1], others

@@ -14,11 +14,12 @@ from typing import BinaryIO, cast
 
 from statemgr.errors import CorruptFile
 from statemgr.local import durable
-from statemgr.local.transfer_files import SourceFile, disk_errors
+from statemgr.local.transfer_files import SourceFile
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.diff import LocalFile
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Body, FileSlice
 from statemgr.transfer.transfer import Transfer
 

@@ -7,16 +7,17 @@ blob store itself retries and verifies uploads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from statemgr.blobs.body import body_size
+from statemgr.blobs.counting import BlobCounts
 from statemgr.errors import CorruptFile, StatemgrError
 from statemgr.local.transfer_files import SourceFile
-from statemgr.model.blob_counts import BlobCounts
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
@@ -24,7 +25,6 @@ from statemgr.ports import BlobStore, Body, Clock, Executors, FileSlice, Progres
 from statemgr.transfer.compression import compressed
 from statemgr.transfer.downloads import Downloads
 from statemgr.transfer.hedging import Hedger
-from statemgr.transfer.plan import Upload, cut
 from statemgr.transfer.pool import Batch, Counter, Pace, Pool, Room
 
 T = TypeVar("T")
@@ -34,6 +34,19 @@ _HEDGED_PUTS = 64
 _HEDGED_BYTES = 64 * 1024 * 1024
 #: Blobs that are deleted in one call of the store.
 _TOGETHER = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A local file to upload: its path, its size and XXH3-128, and the name before its parts' numbers.
+
+    Without a hash, any content is accepted, and the upload computes its hash.
+    """
+
+    path: Path
+    size: int
+    hash: bytes | None
+    blob_prefix: str
 
 
 class Transfer(Downloads):
@@ -217,3 +230,13 @@ class Transfer(Downloads):
         for hedger in (self.hedged_gets, self.hedged_puts):
             if hedger:
                 hedger.close()
+
+
+def cut(size: int, part_size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of a file's parts; a small rest (up to a quarter) goes with the last one."""
+    offset = 0
+    while offset < size:
+        left = size - offset
+        length = left if left <= part_size + part_size // 4 else part_size
+        yield offset, length
+        offset += length

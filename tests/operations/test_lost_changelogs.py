@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.engine import upkeep_thread
+from statemgr.engine import coordinator
 from statemgr.engine.task import Task
 from statemgr.errors import MissingState, RetryableError
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
@@ -119,7 +119,7 @@ def test_a_running_owner_notices_and_repairs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An idle owner looks from time to time, says what the changelog has lost, and writes the whole state again."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     with StateManager(config) as manager, manager.open_task(TASK) as task:
         write(task, STATE)
         before = task.commit({"orders-0": 1})

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.engine import upkeep_thread
+from statemgr.engine import coordinator
 from statemgr.engine.task import Task
 from statemgr.flows import upkeep
 from statemgr.wiring import open_services
@@ -82,7 +82,7 @@ def test_the_runbook_repairs_a_running_job(
 ) -> None:
     """`snapshots verify --repair` names the damaged blob and tells the owner, who has not read it for a long time. A
     little later everything is whole, without any input."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     monkeypatch.chdir(tmp_path)
     config = job(kafka, tmp_path, kind)
     with owner(config) as task:
@@ -101,7 +101,7 @@ def test_each_blob_has_its_turn_within_a_day(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has told the owner. Within a day (here: a second) it has asked for each blob, and read small ones."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.1)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.1)
     monkeypatch.setattr(upkeep, "_DAY_S", 1.0)
     monkeypatch.setattr(upkeep, "_HOUR_S", 1 / 24)
     config = job(kafka, tmp_path, SNAPSHOTS)

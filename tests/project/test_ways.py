@@ -13,9 +13,9 @@ MOST = {
     "commit, changelog": 45,
     "commit, blobs": 54,
     "commit, both": 56,
-    "open, changelog": 92,
-    "open, blobs": 115,
-    "open, both": 114,
+    "open, changelog": 77,
+    "open, blobs": 101,
+    "open, both": 98,
 }
 
 

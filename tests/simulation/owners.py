@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from statemgr import JobConfig, StateManager
 from statemgr.engine import Epoch, PreparedCommit, open_attempt
 from statemgr.engine.attempts import Attempt
+from statemgr.engine.coordinator import LOOK_S
 from statemgr.engine.host import AttemptHost
 from statemgr.engine.task import Task
-from statemgr.engine.upkeep_thread import LOOK_S
 from statemgr.errors import (
     CorruptError,
     FencedError,

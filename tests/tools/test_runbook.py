@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.engine import upkeep_thread
+from statemgr.engine import coordinator
 from statemgr.errors import CorruptRecord, DiskFull, UnavailableError
 from statemgr.health.problems import Fault
 from statemgr.phases import Phase
@@ -380,7 +380,7 @@ def test_blobs_orphaned(scene: Scene, blobs: Path) -> None:
 def test_corrupt_blob(scene: Scene, blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once all bytes are read, the page names a blob with a changed byte, and the task that needs it. The command of
     the runbook tells the running owner, which replaces it, and the fault leaves the page without another click."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     page = scene.pages["files"]
     with StateManager(scene.files) as manager, manager.open_task(TASK) as task:
         wait_until(task.check_up)
@@ -399,7 +399,7 @@ def test_corrupt_blob(scene: Scene, blobs: Path, monkeypatch: pytest.MonkeyPatch
 def test_topic_damaged(scene: Scene, blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page names a topic with a setting that may lose records, and a changelog that has lost some. After the
     command of the page, and a look of the owner, it names neither."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     page, topic = scene.pages["files"], scene.files.stores["totals"].changelog_topic
     with StateManager(scene.files) as manager, manager.open_task(TASK) as task:
         alter_topic(scene.files, topic, cleanup__policy="delete")

@@ -14,16 +14,18 @@ if needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from statemgr.errors import CorruptBlob, CorruptError
 from statemgr.local import fetched_tree
 from statemgr.local.transfer_files import write_new
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
 from statemgr.model.plan import plan_files
-from statemgr.model.snapshot import SnapshotIndex
+from statemgr.model.snapshot import FileIndex, SnapshotIndex
 from statemgr.phases import Phase
 from statemgr.ports import Restored, RestoreRequest
-from statemgr.transfer.plan import Fetch
+from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer
 
 
@@ -62,7 +64,7 @@ def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, reque
 
     fetched_tree.set_modes(staging, {path: file.private_mode for path, file in files.items()})  # 3
     request.identity.announce(Phase.VERIFY)
-    _verify(index, ref, request)  # 4
+    _verify(files, index, ref, request)  # 4
     return Restored(
         files={path: file.identity for path, file in files.items()},
         bytes_fetched=ref.size + sum(file.size for file in fetches.values()) - kept,
@@ -70,8 +72,8 @@ def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, reque
     )
 
 
-def _verify(index: SnapshotIndex, ref: BlobRef, request: RestoreRequest) -> None:
-    expected: dict[str, int | None] = {path: file.size for path, file in index.root.walk()}
+def _verify(files: Mapping[str, FileIndex], index: SnapshotIndex, ref: BlobRef, request: RestoreRequest) -> None:
+    expected: dict[str, int | None] = {path: file.size for path, file in files.items()}
     expected |= dict.fromkeys(index.root.walk_dirs())
     found = fetched_tree.sizes(request.staging)
     if found != expected:

@@ -21,9 +21,9 @@ from statemgr.backends.blobs.writer_state import PendingSnapshot
 from statemgr.errors import InvalidError
 from statemgr.local import durable
 from statemgr.local.shared_directories import exclusive_if_free
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Moment, StoreIdentity
 from statemgr.services import Services
 

@@ -21,6 +21,8 @@ from statemgr.transfer.pool import Counter
 
 #: The least that is fetched of a table.
 CHUNK = 16 * 1024
+#: The most chunks that are fetched ahead of a scan.
+_AHEAD = 512
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class Table:
         """The chunks of a range of bytes that were not written."""
         stop = (min(end, self.tail.offset) + CHUNK - 1) // CHUNK
         return [chunk for chunk in range(start // CHUNK, stop) if not self.here[chunk]]
+
+    def run_to(self, missing: list[int]) -> int:
+        """The chunk before which to stop when these are fetched: a scan gets twice as much with each request."""
+        start, stop = missing[0], missing[-1] + 1
+        self.run = min(2 * self.run, _AHEAD) if start == self.next else 1
+        while stop < min(start + self.run, len(self.here)) and not self.here[stop]:
+            stop += 1
+        self.next = stop
+        return stop
 
     def is_written(self, start: int, end: int) -> bool:
         """Whether the fill has written a range of bytes. They may be of a part that it has not verified yet."""

@@ -29,8 +29,8 @@ from statemgr.ports import RestoreRequest
 from statemgr.transfer.pool import Batch, Pace
 from statemgr.transfer.transfer import Transfer
 
-#: The most chunks that are fetched ahead of a scan. Requests for a few take about as long as each other.
-_AHEAD, _FEW = 512, 4
+#: Requests for a few chunks take about as long as each other.
+_FEW = 4
 #: How often a part is fetched while reads by need write something else to it.
 _TRIES = 3
 
@@ -212,7 +212,7 @@ class PartialTables:
                 table.here[chunk] = 0
         missing = table.missing(hole.offset, end)
         if missing and not (first and table.is_written(hole.offset, end)):
-            self._fetch(table, missing[0], self._ahead(table, missing))
+            self._fetch(table, missing[0], table.run_to(missing))
         return True
 
     def _supply_any(self, tables: list[Table]) -> bool:
@@ -239,15 +239,6 @@ class PartialTables:
         self._fetch_tails([table, *others[: self._at_once - 1]])
         self._at_once *= 2
         return True
-
-    def _ahead(self, table: Table, missing: list[int]) -> int:
-        """The chunk before which to stop: a scan gets twice as much with each request."""
-        start, stop = missing[0], missing[-1] + 1
-        table.run = min(2 * table.run, _AHEAD) if start == table.next else 1
-        while stop < min(start + table.run, len(table.here)) and not table.here[stop]:
-            stop += 1
-        table.next = stop
-        return stop
 
     def _fetch(self, table: Table, start: int, stop: int) -> None:
         """Fetch chunks."""

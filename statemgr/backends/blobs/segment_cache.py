@@ -21,13 +21,13 @@ from typing import BinaryIO
 
 from statemgr.errors import InvalidError
 from statemgr.local import durable, hash_file
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
 from statemgr.model.segment import is_table, read_table
 from statemgr.model.snapshot import FileIndex
+from statemgr.os_errors import disk_errors
 from statemgr.ports import StoreIdentity
 from statemgr.services import Services
-from statemgr.transfer.plan import Fetch
+from statemgr.transfer.downloads import Fetch
 
 log = logging.getLogger(__name__)
 #: Segments and bytes of one group that is fetched together, and the number of groups: while one is applied, the others

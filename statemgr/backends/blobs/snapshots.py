@@ -20,7 +20,6 @@ from statemgr.backends.blobs.names import file_prefix, index_blob, pack_blob
 from statemgr.errors import InvalidError
 from statemgr.local import TABLE_SUFFIX, tail_offsets
 from statemgr.local.durable import open_file
-from statemgr.local.transfer_files import disk_errors
 from statemgr.local.trees import look_up
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.codecs import encode_index
@@ -35,11 +34,11 @@ from statemgr.model.snapshot import (
     SnapshotIndex,
     Tail,
 )
+from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase
 from statemgr.ports import Clock, FinishedDirectory, Progress, StoreIdentity, StoreSnapshot
 from statemgr.transfer.packs import PACK_LIMIT, read_file, upload_packs
-from statemgr.transfer.plan import Upload
-from statemgr.transfer.transfer import Transfer
+from statemgr.transfer.transfer import Transfer, Upload
 
 #: Bytes of files that are uploaded before it is noted that they are stored.
 _GROUP_BYTES = 1024 * 1024 * 1024

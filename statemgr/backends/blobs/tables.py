@@ -20,11 +20,11 @@ from typing import BinaryIO
 from statemgr.backends.blobs.segment_cache import LocalSegment, SegmentCache
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptError, DiskFull
 from statemgr.local import durable, is_readable, puts_of, write_table
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.chain import ChainSegment
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.commit import Change, ChangeSet
 from statemgr.model.segment import read_range, write_segment, write_table_segment
+from statemgr.os_errors import disk_errors
 from statemgr.ports import LocalStore, Progress, StoreIdentity
 from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob

@@ -13,8 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from statemgr.backends.changelog.fill_guard import FillGuard, OwnRecords, continues
-from statemgr.backends.changelog.losses import Losses, loss_of
+from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, loss_of
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
@@ -130,7 +129,7 @@ class ChangelogBackup(BackupManager):
         loss = loss_of(marker, TopicBounds(info.topic_id, info.partitions, {partition: (start, end)}))
         if loss is not None:
             raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
-        if any(changelog.read(topic, partition, marker.offset, end)):
+        if any(changelog.read(topic, partition, marker.offset, end, checked=True)):
             return True
         self._own.known_until(info, partition, end)
         return False

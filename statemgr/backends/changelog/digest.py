@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model import content
 from statemgr.model.commit import Change
 from statemgr.model.content import Content
+from statemgr.os_errors import disk_errors
 
 #: Keys of one part that are held in memory: about 100 MB.
 MOST_KEYS = 400_000

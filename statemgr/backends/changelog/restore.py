@@ -21,17 +21,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
-from statemgr.backends.changelog.losses import loss_of
+from statemgr.backends.changelog.integrity import loss_of
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
 from statemgr.local.machine import moment
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change
 from statemgr.model.plan import Successor
+from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase
 from statemgr.ports import (
     CommittedDirectory,
@@ -213,7 +213,8 @@ class ChangelogRestore(RestoreManager):
     def _apply(self, request: RestoreRequest, marker: ChangelogMarker, start: int, writer: ChangeWriter) -> Restored:
         records = size = 0
         what = f"replay {request.identity.store}"
-        for batch in self._services.changelog().changes(marker.topic, marker.partition, start, marker.offset):
+        changelog = self._services.changelog()
+        for batch in changelog.changes(marker.topic, marker.partition, start, marker.offset, checked=True):
             writer.write(batch.changes)
             records += len(batch.changes)
             size += batch.size
@@ -237,11 +238,12 @@ class ChangelogRestore(RestoreManager):
         Records of an open transaction do not count, and nobody waits for its end: the cleaner stops before the first
         open one (LogCleanerManager.cleanableOffsets), so it has dropped no value for them.
         """
-        end = min(end, self._services.changelog().settled_end(marker.topic, marker.partition))
+        changelog = self._services.changelog()
+        end = min(end, changelog.settled_end(marker.topic, marker.partition))
         oldest_ms: int | None = None
         if end <= marker.offset:
             return None
-        for batch in self._services.changelog().read(marker.topic, marker.partition, marker.offset, end):
+        for batch in changelog.read(marker.topic, marker.partition, marker.offset, end, checked=True):
             in_batch = min(record.timestamp_ms for record in batch)
             oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
         return oldest_ms

@@ -48,13 +48,17 @@ _ATTEMPT = "1700000000000-0123456789abcdef"
 _MOST = 2**62
 #: Bytes that a request adds to a record.
 _AROUND = 1024
+#: Bytes of an outstanding TTL without the name of its blob: the length of the name, and the time.
+_OF_TTL = 2 + 10
+#: Bytes by which the length of a long list is longer than that of a list of one.
+_OF_LIST = 4
 #: The clocks of two machines may differ by this much before the blob store's clock is asked.
 _CLOCKS_DIFFER_MS = 10 * 60 * 1000
 
 
 def check_config(config: JobConfig) -> None:
     """Raises: ConfigError if a task's record could get too large for the topic or for the producer."""
-    size = sum(map(len, codecs.encode_record(_largest(config))[0]))
+    size = largest_size(config)
     if size > MOST_RECORD:
         raise ConfigError(
             f"the checkpoint record of a task with {len(config.stores)} stores may need {size} bytes, "
@@ -90,16 +94,29 @@ def _settings_size(config: JobConfig) -> int:
     )
 
 
-def _largest(config: JobConfig) -> CheckpointRecord:
-    """A task's record with the largest possible value in every field."""
+def largest_size(config: JobConfig) -> int:
+    """Bytes of a task's record with the largest possible value in every field, and :data:`MOST_OUTSTANDING` TTLs."""
+    blob = longest_blob(config)
+    size = sum(map(len, codecs.encode_record(largest(config, blob, 1))[0]))
+    # outstanding TTLs have the same size each, so only one is encoded
+    return size + _OF_LIST + (MOST_OUTSTANDING - 1) * (len(blob.encode()) + _OF_TTL)
+
+
+def longest_blob(config: JobConfig) -> str:
+    """The longest name that a blob of the job may have."""
+    longest = max((len(name) for name in config.stores), default=0)
+    task = task_name(config.tasks - 1)
+    return f"{config.job_name}/{config.job_id}/{task}/{'s' * longest}/{_ATTEMPT}/000000000.sst.00000"
+
+
+def largest(config: JobConfig, blob: str, outstanding: int) -> CheckpointRecord:
+    """A task's record with the largest possible value in every field, and as many outstanding TTLs of ``blob``."""
     task = task_name(config.tasks - 1)
     prefix = f"{config.job_name}/{config.job_id}/{task}"
     markers: dict[str, dict[str, Marker]] = {}
     for name, store in config.stores.items():
         for factory in store.backup_factories:
             markers.setdefault(factory, {})[name] = _marker(config, factory, name, f"{prefix}/{name}")
-    longest = max((len(name) for name in config.stores), default=0)
-    blob = f"{prefix}/{'s' * longest}/{_ATTEMPT}/000000000.sst.00000"
     checkpoint = Checkpoint(
         checkpoint_id=CheckpointId(1_700_000_000_000, 0),
         sequence=_MOST,
@@ -110,7 +127,7 @@ def _largest(config: JobConfig) -> CheckpointRecord:
         backup_factories={name: store.backup_factories for name, store in config.stores.items()},
         restore_factories={name: store.restore_factories for name, store in config.stores.items()},
         attachments=(Attachment("output", inline=bytes(inline_attachments_limit(1))),),
-        outstanding_ttl=(OutstandingTtl(blob, _MOST),) * MOST_OUTSTANDING,
+        outstanding_ttl=(OutstandingTtl(blob, _MOST),) * outstanding,
         kept=(str(CheckpointId(1_700_000_000_000, 0)),) * MOST_KEPT,
         owner=Owner("h" * MOST_HOST, _MOST, "v" * MOST_HOST),
         serdes={

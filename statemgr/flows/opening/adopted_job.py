@@ -17,7 +17,6 @@ from statemgr.ids import task_index
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.jobs.adopted_job import AdoptedJob
-from statemgr.ports import CheckpointLog
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
@@ -74,13 +73,12 @@ class OldJobWatch:
         self._lock = threading.Lock()
         self._moved: Sequence[Step] | None = None
 
-    def check(self, topic: CheckpointLog, task: str, checkpoint: Checkpoint | None, *, allowed: bool) -> None:
-        """Look once in a process, unless the task has committed since its adoption, or it is ``allowed``.
+    def check(self, adopted: AdoptedJob, task: str, checkpoint: Checkpoint | None) -> None:
+        """Look once in a process, unless the task has committed since its adoption.
 
         Raises: PermissionNeeded if the old job has gone on; UnavailableError.
         """
-        adopted = topic.adopted()
-        if adopted is None or allowed or checkpoint is None or checkpoint.sequence != FIRST:
+        if checkpoint is None or checkpoint.sequence != FIRST:
             return
         with self._lock:
             if self._moved is None:

@@ -100,14 +100,19 @@ class JobTopics:
         check_config(config)
         with TopicAdmin(config, self._services.clock) as admin:
             specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
-            if not allow_empty_start and not admin.exists(config.checkpoint_topic):
+            problems = admin.check(specs)
+            missing = {problem.topic for problem in problems if problem.missing}
+            if not allow_empty_start and config.checkpoint_topic in missing:
                 try:
                     refuse_lost_job(self._services)
                 except PermissionNeeded:
                     if not admin.exists(config.checkpoint_topic):
                         raise  # otherwise another process has created the topic meanwhile, and published
-            admin.create_missing(specs)
-            admin.verify(specs)
+            if missing:
+                admin.create_missing(specs)
+                problems = admin.check(specs)
+            for problem in problems:
+                raise problem.error()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from statemgr.backends.changelog.fill_guard import count_records
+from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob, MissingState, PermissionNeeded

@@ -5,7 +5,7 @@ Steps:
 1. an opening, a clean-up, a publish, a background snapshot or :mod:`statemgr.flows.upkeep` meets a lost or altered blob
    or changelog, and reports it to :class:`~statemgr.flows.published.Damage`: as *found* if a store's backup in one
    backend is certainly damaged, as *suspected* if something only looks wrong or could not be read
-2. after a suspicion, :func:`find_damage` looks at every blob that the current checkpoint refers to
+2. after a suspicion, :func:`~statemgr.flows.upkeep.find_damage` looks at every blob that the current checkpoint needs
 3. :func:`prepare_repair` restores the damaged stores exactly as published, from the local copy or from any backend that
    has them
 4. it fills the damaged backends from these stores, as a commit does; all other markers stay
@@ -17,47 +17,15 @@ untouched. If a commit comes first, it makes the damaged backups again instead.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from statemgr.errors import CorruptError, MissingBlob, MissingError, OpeningCancelled
+from statemgr.errors import OpeningCancelled
 from statemgr.flows.committing.commit import CommitBase, fill
 from statemgr.flows.opening.restore import restore_task
-from statemgr.flows.upkeep import lost_targets
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.services import Services
-
-log = logging.getLogger(__name__)
-
-
-def find_damage(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
-    """Check that everything exists that a restore from the checkpoint needs, in all backends of the job.
-
-    Costs a GET for each index that this process has not read yet, a HEAD for each blob, and three requests for all
-    changelogs.
-
-    Returns: (factory, store) → what is missing or corrupt.
-    Raises: RetryableError, AccessDenied: something could not be checked.
-    """
-    found = dict(lost_targets(services, checkpoint))
-    needed: dict[str, list[tuple[str, str]]] = {}
-    for name, store in services.config.stores.items():
-        for factory in store.backup_factories:
-            marker, manager = checkpoint.marker(factory, name), services.backup_manager(factory)
-            if marker is None:
-                continue
-            try:
-                for blob_id in manager.referenced_blobs(services.identity(task, name), marker) or ():
-                    needed.setdefault(blob_id, []).append((factory, name))
-            except (MissingError, CorruptError) as error:
-                found[factory, name] = str(error)
-    for blob_id, problem in (services.transfer().absent(needed) if needed else {}).items():
-        if not isinstance(problem, MissingBlob):
-            raise problem
-        found |= dict.fromkeys(needed[blob_id], f"{blob_id} is missing")
-    return found
 
 
 class GivesWay(OpeningCancelled):

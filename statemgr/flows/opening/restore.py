@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from statemgr.errors import (
@@ -45,6 +46,7 @@ from statemgr.ports import (
     Moment,
     Progress,
     Restored,
+    RestorePlace,
     RestoreRequest,
     StoreIdentity,
     no_progress,
@@ -245,6 +247,9 @@ class _Restore:
         self._directories = services.directories(task, plan.store)
         self._progress = progress
         self._as_of = as_of
+        #: The place of a try that has not begun, and the leftovers of the newest one.
+        self._place: RestorePlace | None = None
+        self._leftovers: Sequence[Path] = ()
 
     def restore_and_open(self) -> tuple[OpenStore, StoreRestore]:
         """If a local directory cannot be opened after all, restore again without it."""
@@ -285,12 +290,12 @@ class _Restore:
         shared = self._by_need if isinstance(self._by_need, SharedStates) else None
         if self.plan.empty or not self.plan.candidates:
             return None
-        if self._directories.reusable():
+        factory, marker = self.plan.candidates[0]
+        request = self._request(factory, marker)
+        if request.reusable:
             if shared is not None:
                 shared.forget(self._identity)
             return None
-        factory, marker = self.plan.candidates[0]
-        request = self._request(factory, marker, ())
         try:
             if shared is None:
                 state = open_by_need(self._services, factory, request)
@@ -302,6 +307,7 @@ class _Restore:
             log.warning("%s: it is restored as a whole: %s", self._identity, error)
             return None
         if state is None:
+            self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
             return None
         try:
             opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
@@ -379,7 +385,7 @@ class _Restore:
         """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
-        request = self._request(factory, marker, directories.reusable())
+        request = self._request(factory, marker)
         staging = request.staging
         try:
             restored = self._services.restore_manager(factory).restore(request)
@@ -394,15 +400,16 @@ class _Restore:
 
     def _discard_leftovers(self) -> None:
         """Remove what earlier tries left: what is right in it was taken over."""
-        for leftover in self._directories.leftovers():
+        for leftover in self._leftovers:
             self._directories.discard(leftover)
 
-    def _request(self, factory: str, marker: Marker, reusable: Sequence[CommittedDirectory]) -> RestoreRequest:
-        plan, directories = self.plan, self._directories
+    def _request(self, factory: str, marker: Marker) -> RestoreRequest:
+        plan = self.plan
+        place, self._place = self._place or self._directories.begin_restore(), None
+        staging, reusable, self._leftovers = place
         return RestoreRequest(
-            self._identity, marker, directories.staging(), reusable, self._report,
-            plan.older.get(factory, {}), directories.leftovers(), plan.successors.get(factory),
-            plan.retained.get(factory, ()),
+            self._identity, marker, staging, reusable, self._report, plan.older.get(factory, {}), self._leftovers,
+            plan.successors.get(factory), plan.retained.get(factory, ()),
         )  # fmt: skip
 
     def _report(self, what: str, done: int, total: int) -> None:

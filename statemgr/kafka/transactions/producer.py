@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from statemgr.config import JobConfig
 from statemgr.errors import ClosedError, RetryableError
-from statemgr.kafka.clients import SLICE_S, idle_for, producer
+from statemgr.kafka.clients import SLICE_S, producer, serve_after
 from statemgr.kafka.errors import AFTER_EFFECTS, TOO_LARGE, ClientErrors, is_unreachable, translate, unmasked
 from statemgr.kafka.transactions.refusals import LargestRecord
 from statemgr.logs import Event, tell
@@ -75,8 +75,7 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Begin a transaction. First hands over what the client has logged since it was used last."""
-        with idle_for(self._clock.elapsed() - self._used_s):
-            fatal = self._served()
+        fatal = serve_after(self._clock.elapsed() - self._used_s, self._served)
         if fatal is not None:
             raise KafkaException(fatal)
         self.client.begin_transaction()

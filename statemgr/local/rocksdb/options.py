@@ -24,7 +24,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from statemgr.config.keys import lookup, rocksdb_defaults
+from statemgr.config.keys import ROCKSDB_DEFAULTS, lookup
 
 _BULK_BUFFER = 64 * 1024 * 1024
 _BULK_BUFFERS = 3
@@ -38,7 +38,7 @@ _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
 
 def normal(options: Mapping[str, object], *, create: bool) -> Options:
     """The options for normal reading and writing."""
-    value = {**rocksdb_defaults(), **options}
+    value = {**ROCKSDB_DEFAULTS, **options}
 
     def integer(name: str) -> int:
         return int(str(value[name]))
@@ -70,7 +70,7 @@ def bulk(options: Mapping[str, object]) -> Options:
 
     Flush such a database before you read it, and reopen it with :func:`normal`.
     """
-    value = {**rocksdb_defaults(), **options}
+    value = {**ROCKSDB_DEFAULTS, **options}
     made = _common(value, create=True)
     made.set_block_based_table_factory(_table(value))
     made.prepare_for_bulk_load()

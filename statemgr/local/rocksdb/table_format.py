@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statemgr.local import durable
-from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import disk_errors
 
 #: The end of the name of a table file.
 TABLE_SUFFIX = ".sst"

@@ -175,7 +175,7 @@ class _Walk:
             writers += [(name, write)] if write else []
             readers += [(name, read)] if read else []
         made = _tuple if is_tuple else kind
-        rule = self._shapes.rules.get(kind, _same)
+        rule = self._shapes.rules.get(kind)
         # one call gets all fields, and the loops are over those with another form in Avro only: this is as fast as
         # generated code
         get: _Convert = tuple if is_tuple else attrgetter(*names) if len(names) > 1 else _only(names[0])
@@ -191,7 +191,8 @@ class _Walk:
             for name, read in readers:
                 if fields[name] is not None:
                     fields[name] = read(fields[name])
-            return rule(made(**fields))
+            value = made(**fields)
+            return value if rule is None else rule(value)
 
         return _Converters(to_fields, from_fields)
 
@@ -229,6 +230,6 @@ def _map(write: _Convert | None, read: _Convert | None) -> _Converters:
     return _Converters(
         (lambda items: {key: write(items[key]) for key in sorted(items)})
         if write
-        else (lambda items: {key: items[key] for key in sorted(items)}),
+        else (lambda items: dict(sorted(items.items()))),
         (lambda items: {key: read(item) for key, item in items.items()}) if read else None,
     )

@@ -97,6 +97,11 @@ def encode_key(key: CheckpointKey) -> bytes:
     return data + checksum(data)
 
 
+def is_key(data: bytes) -> bool:
+    """Whether a record of the checkpoint topic is a checkpoint, by its key."""
+    return data.startswith((_KEY.header, _KEY_V1.header))
+
+
 def decode_key(data: bytes, place: Place = NOWHERE) -> CheckpointKey:
     """Raises: CorruptRecord with the given place."""
     refuse = place.refuser("key")

@@ -18,7 +18,7 @@ from functools import partial
 from statemgr.backends.blobs.branches import Part
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
 from statemgr.flows.committing.limits import shortest_grace_ms
-from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase, announce
 from statemgr.ports import BlobInfo, CopyingBlobStore, FileSlice, Progress, list_blobs
 from statemgr.services import Services

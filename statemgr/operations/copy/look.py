@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from statemgr.backends.blobs.branches import StoreCopy, plan_copy
 from statemgr.backends.blobs.catalogue import Catalogue
-from statemgr.backends.changelog.fill_guard import count_records
+from statemgr.backends.changelog.integrity import count_records
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMismatch, MissingError, MissingState
 from statemgr.flows.committing.commit import Refill

@@ -20,7 +20,7 @@ from typing import Any
 
 from statemgr.local import durable, trees
 from statemgr.local.shared_directories import exclusive_if_free
-from statemgr.local.transfer_files import disk_errors
+from statemgr.os_errors import disk_errors
 from statemgr.ports import FinishedDirectory
 
 REPLAYED, UPLOADED = "replayed.json", "uploaded.json"

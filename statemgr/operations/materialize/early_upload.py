@@ -18,7 +18,7 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import Moment, StoreIdentity
 from statemgr.services import Services
 from statemgr.transfer.packs import PACK_LIMIT
-from statemgr.transfer.plan import Upload
+from statemgr.transfer.transfer import Upload
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from statemgr.backends.changelog.fill_guard import unexplained
+from statemgr.backends.changelog.integrity import unexplained
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import MissingError, RetryableError, StatemgrError
 from statemgr.health.checks import Report, Status, check_blobs, check_brokers

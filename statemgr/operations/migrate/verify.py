@@ -28,11 +28,11 @@ from statemgr.flows.opening.restore import restore_store
 from statemgr.ids import task_index
 from statemgr.local import bulk_writer, key_ranges, open_snapshot, remove
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord
 from statemgr.model.content import WAYS, Content, differing, of_pairs
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.operations.migrate.plain_read import read_plainly
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Progress
 from statemgr.services import Services, Submit
 

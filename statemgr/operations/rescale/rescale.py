@@ -43,7 +43,6 @@ from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, remove
 from statemgr.local.machine import moment
 from statemgr.local.shared_directories import exclusive_if_free
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.keys.partitioners import BY_INPUT_PARTITION, candidates, hash_of, is_by_input
 from statemgr.model.keys.processor_keys import grouping_types
@@ -53,6 +52,7 @@ from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.orders import Elsewhere
 from statemgr.operations.rescale.plan import RescalePlan, plan_rescale
 from statemgr.operations.rescale.publish import OfLayout, newest_sequence, retiring
+from statemgr.os_errors import disk_errors
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 from statemgr.services import Services, Submit
 

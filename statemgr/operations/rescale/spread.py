@@ -12,13 +12,13 @@ from statemgr.errors import ConfigError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import remove
 from statemgr.local.machine import SystemClock, moment
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.keys.partitioners import PRODUCERS
 from statemgr.operations.rescale.build import Build
 from statemgr.operations.rescale.built import Built, Workshop
 from statemgr.operations.rescale.orders import Order, answer
 from statemgr.operations.rescale.plan import changes_in_force, plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale
+from statemgr.os_errors import disk_errors
 from statemgr.ports import Progress, no_progress
 from statemgr.services import submit_here
 from statemgr.wiring import open_services

@@ -21,7 +21,6 @@ from pathlib import Path
 from statemgr.errors import CorruptError, CorruptFile, MissingError
 from statemgr.ids import task_name
 from statemgr.local import cloned, durable, open_store
-from statemgr.local.transfer_files import disk_errors
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint
 from statemgr.model.commit import Change
 from statemgr.model.content import Content, columns, of_batch
@@ -29,6 +28,7 @@ from statemgr.model.keys.partitioners import Hashes
 from statemgr.model.segment import read_segment, write_segment
 from statemgr.operations.rescale.changelog import fenced_partition
 from statemgr.operations.rescale.work import Spread, batches, check_place, directory_size
+from statemgr.os_errors import disk_errors
 from statemgr.ports import CommittedDirectory, LocalStore, Moment, TopicInfo
 from statemgr.services import Services
 

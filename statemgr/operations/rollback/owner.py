@@ -23,11 +23,12 @@ from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, read_published
-from statemgr.flows.opening.repair import find_damage, repeated_attachments
+from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import keep_in_layout
 from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
+from statemgr.flows.upkeep import find_damage
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit

@@ -1,4 +1,4 @@
-"""Every kind of local store passes the same suite: RocksDB and memory."""
+"""Every kind of local store passes the same suite: RocksDB, RocksDB that is open for a moment, and memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ MEBIBYTE = 1024 * 1024
 Open = Callable[[Path], LocalStore]
 
 
-@pytest.fixture(params=["rocksdb", "memory"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Return the kind of store under test."""
+@pytest.fixture(params=["rocksdb", "briefly", "memory"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Return how stores are opened under test: by the name of their type, or those of RocksDB briefly."""
     return str(request.param)
 
 
 @pytest.fixture
-def open_at(kind: str) -> Iterator[Open]:
+def kind(way: str) -> str:
+    """Return the kind of store under test."""
+    return "rocksdb" if way == "briefly" else way
+
+
+@pytest.fixture
+def open_at(kind: str, way: str) -> Iterator[Open]:
     """Return a function that opens stores of the kind. The fixture closes them at the end."""
     opened: list[LocalStore] = []
 
     def open_one(directory: Path) -> LocalStore:
-        opened.append(open_store(kind, directory, {}))
+        if way == "briefly" and not directory.exists():
+            open_store(kind, directory, {}).close()  # a new store is opened for writing at once
+        opened.append(open_store(kind, directory, {}, read_first=way == "briefly", briefly=way == "briefly"))
         return opened[-1]
 
     yield open_one

@@ -265,7 +265,7 @@ def test_a_checkpoint_topic_that_was_created_again_takes_no_commit(
         else:
             recreate(config, topic)
         if how == "and written to":  # the offsets are beyond the offsets of the old topic
-            monkeypatch.setattr("statemgr.kafka.topic_watch._EVERY_S", 0.0)
+            monkeypatch.setattr("statemgr.kafka.topics._EVERY_S", 0.0)
             send(config, topic, [(b"key", b"value")] * 50)
         before = committed(config, topic)
         for number in (3, 4):

@@ -13,7 +13,7 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import CorruptError, FencedError, MissingError, RetryableError, UnavailableError
-from statemgr.flows.opening.repair import find_damage
+from statemgr.flows.upkeep import find_damage
 from statemgr.model.checkpoint import CheckpointRecord
 from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
 from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapping, with_changes

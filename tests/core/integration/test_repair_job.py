@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.engine import MicroBatch, read_attachment, upkeep_thread
+from statemgr.engine import MicroBatch, coordinator, read_attachment
 from tests.commits import TASK, attempt, blob_files, current, totals
 from tests.core.integration.test_repair import FACTORY, KINDS, delete, is_whole, record_of, wait_until
 from tests.jobs import SNAPSHOTS, job_mapping, with_changes
@@ -78,7 +78,7 @@ def test_a_changelog_is_cut_between_the_batches(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of the whole job looks from time to time, and has the whole state written to the changelog again."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     config = job(kafka, tmp_path, SNAPSHOTS)
     with StateManager(config) as manager:
         epoch = manager.acquire()

@@ -16,8 +16,8 @@ from statemgr.errors import AccessDenied, CorruptBlob, InvalidError, MissingBlob
 from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
-from statemgr.transfer.plan import Fetch, Upload
-from statemgr.transfer.transfer import Transfer
+from statemgr.transfer.downloads import Fetch
+from statemgr.transfer.transfer import Transfer, Upload
 from tests.core.integration.s3_proxy import Fault, S3Proxy
 from tests.servers import S3Server
 

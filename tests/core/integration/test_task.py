@@ -249,7 +249,7 @@ def test_an_opening_that_fails_for_now_may_be_repeated(
     noise = random.Random(1).randbytes(100_000)
     put_and_commit(config, {b"a": noise}, 1)
 
-    def away(*_: object) -> NoReturn:
+    def away(*_: object, **__: object) -> NoReturn:
         raise UnavailableError("away")
 
     moved = elsewhere(config, tmp_path / "x", ["blob-store", "kafka-changelog"])

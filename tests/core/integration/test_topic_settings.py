@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.engine import upkeep_thread
+from statemgr.engine import coordinator
 from statemgr.errors import TopicMisconfigured
 from tests.commits import TASK, write
 from tests.jobs import contents, elsewhere, job_mapping
@@ -22,7 +22,7 @@ CHANGELOG = "kafka-changelog"
 @pytest.fixture
 def config(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
     """Return a job that has its state in a changelog alone, and whose owners look often."""
-    monkeypatch.setattr(upkeep_thread, "LOOK_S", 0.2)
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
     return JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[CHANGELOG]))
 
 

@@ -39,9 +39,9 @@ class StoreHistory(RuleBasedStateMachine):
         self.content: Content = {}
         self._open(None)
 
-    def _open(self, committed: CommittedDirectory | None, read_first: bool = False) -> None:
+    def _open(self, committed: CommittedDirectory | None, *, read_first: bool = False, briefly: bool = False) -> None:
         self.live = self.directories.clone(committed)
-        self.store: LocalStore = open_store(self.kind, self.live, {}, read_first=read_first)
+        self.store: LocalStore = open_store(self.kind, self.live, {}, read_first=read_first, briefly=briefly)
 
     def _write(self, content: Content, changes: list[tuple[bytes, bytes | None]]) -> None:
         for key, value in changes:
@@ -73,12 +73,12 @@ class StoreHistory(RuleBasedStateMachine):
         assert all(made.files[path] in ((size, None), (size, digest)) for path, (size, digest) in adopted.items())
         self.states[state_id] = dict(self.content)
 
-    @rule(read_first=st.booleans())
-    def reopen(self, read_first: bool) -> None:
+    @rule(read_first=st.booleans(), briefly=st.booleans())
+    def reopen(self, read_first: bool, briefly: bool) -> None:
         """Flush, close and open the same directory again. The content is still there."""
         self.store.flush()
         self.store.close()
-        self.store = open_store(self.kind, self.live, {}, read_first=read_first)
+        self.store = open_store(self.kind, self.live, {}, read_first=read_first, briefly=briefly)
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())

@@ -94,10 +94,9 @@ def watch(
 
     monkeypatch.setattr(adopted_job, "TopicMetadata", Metadata)
     services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new"), clock=None)
-    log: Any = SimpleNamespace(adopted=lambda: OLD)
     looks = adopted_job.OldJobWatch(services)
     first = replace(sample.CHECKPOINT, sequence=1)
-    return lambda task: looks.check(log, f"Partition {task}", first, allowed=False)
+    return lambda task: looks.check(OLD, f"Partition {task}", first)
 
 
 def test_a_job_that_may_not_look_begins_with_a_warning(

@@ -22,8 +22,8 @@ from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import list_blobs
 from statemgr.transfer.compression import FrameReader
-from statemgr.transfer.plan import Fetch, Upload
-from statemgr.transfer.transfer import Transfer
+from statemgr.transfer.downloads import Fetch
+from statemgr.transfer.transfer import Transfer, Upload
 from tests.blob_faults import FaultyBlobStore, ManualClock, read
 
 PART = 100_000

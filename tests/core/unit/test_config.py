@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statemgr.config import JobConfig
-from statemgr.config.keys import KEYS, rocksdb_defaults
+from statemgr.config.keys import KEYS, ROCKSDB_DEFAULTS
 from statemgr.config.loading import SAMZA_CLASSES, SAMZA_KEYS
 from statemgr.errors import ConfigError
 
@@ -106,7 +106,7 @@ def test_defaults() -> None:
     assert config.state_dir == Path(".statemgr/state")
     assert store.changelog_topic == "orders-1-totals-changelog"
     assert (store.backup_factories, store.restore_factories) == (("kafka-changelog",), ("kafka-changelog",))
-    assert store.rocksdb == rocksdb_defaults()
+    assert store.rocksdb == ROCKSDB_DEFAULTS
     assert store.durable
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.errors import ConfigError, InvalidError
-from statemgr.flows.committing.limits import check_config, check_inputs
+from statemgr.flows.committing.limits import check_config, check_inputs, largest, largest_size, longest_blob
+from statemgr.model import codecs
 from statemgr.model.checkpoint_records import Inputs
 from statemgr.model.record_size import (
+    MOST_OUTSTANDING,
     MOST_RECORD,
     inline_attachments_limit,
     inline_chain_limit,
@@ -32,6 +34,14 @@ def test_ordinary_jobs_fit() -> None:
     """FAULT 58: a thousand tasks, a hundred stores and a thousand partitions fit."""
     check_config(config(100))
     check_inputs(config(100), Inputs({f"orders-{n}": n for n in range(1000)}))
+
+
+@pytest.mark.parametrize("stores", [1, 100])
+def test_the_largest_size_is_that_of_the_largest_record(stores: int) -> None:
+    """Only one of its outstanding TTLs is encoded, and the others are counted."""
+    job = config(stores)
+    (encoded,) = codecs.encode_record(largest(job, longest_blob(job), MOST_OUTSTANDING))
+    assert 0 <= largest_size(job) - sum(map(len, encoded)) <= 4
 
 
 def test_too_many_stores_are_refused() -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from statemgr.errors import CorruptError, DiskFull, InvalidError
+from statemgr.errors import CorruptError, DiskFull, InvalidError, RetryableError
 from statemgr.local.rocksdb import options as rocksdb_options
+from statemgr.local.rocksdb.brief import BriefStore
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.local.trees import is_state
@@ -396,6 +398,37 @@ def test_the_first_write_of_a_store_opened_for_reading_meets_a_full_disk(small_d
     ballast.unlink()
     store.write([(b"later", b"1")])
     assert len(list(store.scan(None, None))) == 101
+    store.close()
+
+
+def test_a_brief_store_is_opened_for_writing_late(small_disk: Path) -> None:
+    """Changes stay in memory until they are many or have to be in files, also when that fails. Reads find them."""
+    filled(small_disk / "live", keys=100)
+    opened = partial(BriefStore.open, small_disk / "live", NO_COMPRESSION, read_first=True)
+    before = sorted(path.name for path in (small_disk / "live").iterdir() if is_state(path.name))
+    store = opened()
+    number = store.sequence_number
+    for value in (b"1", b"2"):
+        store.write([(b"later", value), (b"00000007", None)])
+    assert store.get_many([b"later", b"00000007"]) == [store.get(b"later"), store.get(b"00000007")] == [b"2", None]
+    assert store.sequence_number == number + 4
+    assert sorted(path.name for path in (small_disk / "live").iterdir() if is_state(path.name)) == before
+    with pytest.raises(RetryableError, match="not in its files"):
+        store.concurrent_checkpoint(small_disk / "beside")
+
+    fill_up(small_disk / "ballast")
+    with pytest.raises(DiskFull):
+        store.flush()
+    assert store.get(b"later") == b"2"
+    (small_disk / "ballast").unlink()
+    store.flush()
+    assert (len(list(store.scan(None, None))), store.sequence_number) == (100, number + 4)
+    store.close()
+
+    store = opened()
+    store.write([(b"large", bytes(5_000_000))])  # opens it for writing
+    store.write([(b"later", None)])
+    assert store.get_many([b"later", b"large"]) == [None, bytes(5_000_000)]
     store.close()
 
 

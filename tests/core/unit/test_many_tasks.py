@@ -17,7 +17,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.loop import ConsumerLoop
-from statemgr.engine.upkeep_thread import UpkeepThread
+from statemgr.engine.coordinator import UpkeepThread
 from statemgr.errors import UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.kafka.changelog_topic import ChangelogTopics

@@ -27,8 +27,8 @@ from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import FileSlice, list_blobs
-from statemgr.transfer.plan import Fetch, Upload
-from statemgr.transfer.transfer import Transfer
+from statemgr.transfer.downloads import Fetch
+from statemgr.transfer.transfer import Transfer, Upload
 from tests.blob_faults import FaultyBlobStore, read
 
 PART = 1_000

@@ -13,7 +13,7 @@ import statemgr.backends.blobs.restore as blob_restore
 import statemgr.backends.blobs.snapshots as snapshots
 import statemgr.backends.blobs.writer_state as writer_state
 import statemgr.backends.changelog.backup as changelog_backup
-import statemgr.backends.changelog.losses as losses
+import statemgr.backends.changelog.integrity as integrity
 import statemgr.backends.changelog.restore as changelog_restore
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.opening.open_job as opening
@@ -285,5 +285,5 @@ def half_a_directory() -> Patches:
 @known
 def cut_changelogs_count_as_whole() -> Patches:
     """A changelog that was cut, or deleted and created again, counts as whole, and nothing fills it again."""
-    modules = (losses, changelog_backup, changelog_restore)
+    modules = (integrity, changelog_backup, changelog_restore)
     return [patch(module, "loss_of", lambda marker, found: None) for module in modules]

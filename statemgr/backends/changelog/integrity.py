@@ -1,20 +1,26 @@
-"""Decides which records of a changelog a fill may overwrite: records that this job wrote, as its checkpoints show, and
-records that the user has permitted it to overwrite.
+"""Whether a changelog has exactly what the job wrote: nothing of others, and everything that a checkpoint needs.
 
-A fill writes a tombstone for every key that the state lacks, so it would delete the keys of other writers. The opening
-decides what may be overwritten. A later record that is not the job's own stops the fill.
+- **Others.** A fill writes a tombstone for every key that the state lacks, so it would delete the keys of other
+  writers. It may overwrite records that this job wrote, as its checkpoints show, and records that the user has
+  permitted it to overwrite. The opening decides which; a later record that is not the job's own stops the fill.
+- **Losses.** Compaction never moves the beginning of a compacted topic. So a changelog that begins after the last fill
+  was cut: by another ``cleanup.policy``, or by deleted records. Another topic ID shows that it was deleted and created
+  again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from statemgr.errors import InvalidError, PermissionNeeded
 from statemgr.model.checkpoint import ChangelogMarker, Marker
-from statemgr.ports import Changelog, Delivered, StoreIdentity, TopicInfo
+from statemgr.ports import Changelog, Clock, Delivered, StoreIdentity, TopicBounds, TopicInfo
 
 #: Unexplained records are counted up to this number.
 MOST_COUNTED = 10_000
+#: Seconds for which an answer of the brokers is used again, for many tasks and stores.
+_FRESH_S = 10.0
 
 
 class FillGuard:
@@ -143,3 +149,55 @@ def _explained(info: TopicInfo, partition: int, markers: Sequence[Marker]) -> in
         ),
         default=0,
     )
+
+
+# --- losses ------------------------------------------------------------------------------------------------------
+
+
+def loss_of(marker: ChangelogMarker, found: TopicBounds | None) -> str | None:
+    """What a restore from the marker would lack; None if nothing, or if the partition cannot be asked at present.
+
+    ``found``: the topic of the marker; None if it does not exist.
+    """
+    if found is None:
+        return "it does not exist"
+    if marker.topic_id not in (None, found.topic_id):
+        return "it was deleted and created again after the checkpoint"
+    if marker.partition >= found.partitions:
+        return f"it has only {found.partitions} partitions"
+    if marker.partition not in found.bounds:
+        return None
+    start, end = found.bounds[marker.partition]
+    if marker.offset > end:
+        return f"it ends at offset {end}: records of the checkpoint are gone"
+    if marker.start < start:
+        return f"it begins at offset {start}: records were deleted, and not by compaction"
+    return None
+
+
+class Losses:
+    """Asks about all changelogs of a job at once, in three requests. Safe to use from many threads."""
+
+    def __init__(self, changelog: Callable[[], Changelog], topics: Collection[str], clock: Clock) -> None:
+        self._changelog = changelog
+        self._topics = frozenset(topics)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._found: Mapping[str, TopicBounds] = {}
+
+    def of(self, marker: ChangelogMarker) -> str | None:
+        """What a restore from the marker would lack; None if nothing. Raises: UnavailableError, AccessDenied."""
+        with self._lock:
+            was_asked = self._clock.monotonic() - self._asked > _FRESH_S and self._ask(marker.topic)
+            loss = loss_of(marker, self._found.get(marker.topic))
+            if loss is not None and not was_asked:  # the marker may be newer than the answer
+                self._ask(marker.topic)
+                loss = loss_of(marker, self._found.get(marker.topic))
+            return loss
+
+    def _ask(self, topic: str) -> bool:
+        asked = self._clock.monotonic()
+        self._found = self._changelog().survey(self._topics | {topic})
+        self._asked = asked
+        return True
