@@ -59,6 +59,10 @@ class SharedBackup(BackupManager):
         marker = OpaqueMarker(json.dumps({"name": name, "files": files}).encode())
         return PreparedBackup(marker, added_bytes=size)
 
+    def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
+        """Keep the copy of an unchanged store; None if it is gone, and the whole state must be copied again."""
+        return base if (self._root / _content(base)["name"]).is_dir() else None
+
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """Delete the copies that no retained checkpoint names."""
         for name in {_content(m)["name"] for m in evicted} - {_content(m)["name"] for m in retained}:

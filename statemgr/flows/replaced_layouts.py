@@ -30,11 +30,14 @@ def find_layout(
     """The newest replaced layout that retains a checkpoint (None: any), and the records of its tasks; None if there is
     no such layout."""
     log.read(())
-    for retired in reversed(log.retired()):
-        records = log.read(generation=retired.layout.generation)
-        if checkpoint_id is None or any(record.find(checkpoint_id) for record in records.values()):
-            return retired, records
-    return None
+    while True:
+        layouts = log.retired()
+        for retired in reversed(layouts):
+            records = log.read(generation=retired.layout.generation)
+            if records and (checkpoint_id is None or any(record.find(checkpoint_id) for record in records.values())):
+                return retired, records
+        if log.retired() == layouts:  # otherwise somebody has rescaled the job, or gone back, meanwhile
+            return None
 
 
 def collect_layouts(services: Services, log: CheckpointLog, before_ms: int) -> None:

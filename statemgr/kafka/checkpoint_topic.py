@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from confluent_kafka import Message
@@ -41,9 +41,10 @@ _SLOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The first offset of the topic and its end."""
+    """The first offset of the topic and its end, as a leader has them that took over as number ``leader_epoch``."""
 
     topic_id: str
+    leader_epoch: int | None
     start: int
     end: int
 
@@ -74,10 +75,9 @@ class _Seen:
         were asked for.
 
         Compaction never moves the beginning of a topic, and its end only grows. If either is not so, the topic was
-        truncated or created again.
+        truncated or created again. A new leader may lack records, and have others at their offsets.
         """
-        was = self.bounds
-        return (was.topic_id, was.start) == (bounds.topic_id, bounds.start) and position <= bounds.end
+        return replace(self.bounds, end=bounds.end) == bounds and position <= bounds.end
 
     def age_s(self, monotonic_s: float, wall_s: float) -> float:
         """Seconds since the last read began, by the clock that says more: the monotonic clock stops while the machine
@@ -215,10 +215,10 @@ class CheckpointTopic:
             )
         if self._watch is not None:
             self._watch.compare(str(found.topic_id))
-        start, end = self._metadata.bounds(self._topic, PARTITION, only_settled=only_settled)
+        leader_epoch, start, end = self._metadata.led_bounds(self._topic, PARTITION, only_settled=only_settled)
         if self._watch is not None:
             self._watch.reached(end)
-        return _Bounds(str(found.topic_id), start, end)
+        return _Bounds(str(found.topic_id), leader_epoch, start, end)
 
     def _now_s(self) -> tuple[float, float]:
         return self._clock.monotonic(), self._clock.time_ns() / 1e9

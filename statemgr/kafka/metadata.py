@@ -144,8 +144,13 @@ class TopicMetadata:
 
         Raises: MissingState, UnavailableError, AccessDenied.
         """
+        return self.led_bounds(topic, partition, only_settled=only_settled)[1:]
+
+    def led_bounds(self, topic: str, partition: int, *, only_settled: bool = False) -> tuple[int | None, int, int]:
+        """As :meth:`bounds`, after the epoch of the partition's leader: a leader that lacks records has a higher one
+        than the leader that had them. None if the broker does not say."""
         start, end = self._offsets_of(topic, partition, _START, _STABLE if only_settled else _END)
-        return start, end
+        return end.leader_epoch, int(start.offset), int(end.offset)
 
     def ends(self, partitions: Iterable[tuple[str, int]], *, only_settled: bool = False) -> dict[tuple[str, int], int]:
         """The high watermarks of partitions, from one request; with ``only_settled`` the last stable offsets, up to
@@ -242,9 +247,11 @@ class TopicMetadata:
                     self._pause(deadline, late)
 
     def _end(self, topic: str, partition: int, *, only_settled: bool = False) -> int:
-        return self._offsets_of(topic, partition, _STABLE if only_settled else _END)[0]
+        return int(self._offsets_of(topic, partition, _STABLE if only_settled else _END)[0].offset)
 
-    def _offsets_of(self, topic: str, partition: int, *specs: tuple[OffsetSpec, IsolationLevel]) -> list[int]:
+    def _offsets_of(
+        self, topic: str, partition: int, *specs: tuple[OffsetSpec, IsolationLevel]
+    ) -> list[ListOffsetsResultInfo]:
         """One offset for each of ``specs``; all requests are sent together."""
         place = TopicPartition(topic, partition)
         doing = "asking for a topic's offsets"
@@ -261,7 +268,7 @@ class TopicMetadata:
         while True:
             try:
                 answers = self.ask(doing, request, topic=topic, partition=partition)
-                return [int(answer.offset) for answer in answers.values()]
+                return list(answers.values())
             except MissingState:
                 # the client reports the same for a partition without a leader
                 found = self.describe([topic]).get(topic)

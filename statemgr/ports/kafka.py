@@ -23,7 +23,7 @@ class CheckpointLog(Protocol):
         self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
     ) -> Mapping[str, CheckpointRecord]:
         """The newest record of each of ``tasks`` (default: all tasks of the job) in a layout ``generation`` (default:
-        the newest).
+        the newest). Empty if an older layout is not a replaced one any more.
 
         Asks for the high watermark first, and reads up to it. It waits until the last stable offset has passed it.
         With ``only_settled`` it reads to the last stable offset and does not wait.

@@ -92,11 +92,12 @@ class MemoryAdmin:
         def offset(at: TopicPartition, spec: Any) -> SimpleNamespace:
             self._check_led(at, asked)
             log = self._broker.log(at.topic, at.partition)
-            end = log.end(only_settled=settled)
+            end, timestamp_ms = log.end(only_settled=settled), -1
             if isinstance(spec, EarliestSpec | LatestSpec):
-                return SimpleNamespace(offset=log.start if isinstance(spec, EarliestSpec) else end, timestamp=-1)
-            found, timestamp_ms = log.first_since(spec._value, end)
-            return SimpleNamespace(offset=found, timestamp=timestamp_ms)
+                found = log.start if isinstance(spec, EarliestSpec) else end
+            else:
+                found, timestamp_ms = log.first_since(spec._value, end)
+            return SimpleNamespace(offset=found, timestamp=timestamp_ms, leader_epoch=log.leader_epoch)
 
         with self._broker.changed:
             return {at: _done(offset, at, spec) for at, spec in asked.items()}

@@ -59,11 +59,13 @@ class Log:
         entries: index → the record at this offset, or None.
         start: the first offset that a consumer may ask for.
         open: transactions that are open here → the offset of their first record.
+        leader_epoch: how often another broker has become the leader.
     """
 
     entries: list[Entry | None] = field(default_factory=list)
     start: int = 0
     open: dict[Txn, int] = field(default_factory=dict)
+    leader_epoch: int = 0
 
     def end(self, *, only_settled: bool) -> int:
         """The offset after the last record; with ``only_settled`` not beyond the first record of an open transaction,
@@ -87,6 +89,11 @@ class Log:
         elif entry.owner is not None:
             self.open.pop(entry.owner, None)
         return offset
+
+    def lose_from(self, offset: int) -> None:
+        """Lose the records from an offset on: a broker that lacks them becomes the leader."""
+        del self.entries[offset:]
+        self.leader_epoch += 1
 
     def delete_before(self, offset: int) -> int:
         """Move the start up to ``offset``, or to the end with -1. Returns: the start. Raises: KafkaException."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from statemgr.flows.committing import background_snapshots
 from statemgr.flows.committing.limits import check_config
 from statemgr.flows.opening import open_job
 from statemgr.flows.opening.restore import restore_task
-from statemgr.ids import IdSource
+from statemgr.ids import IdSource, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
@@ -54,7 +55,7 @@ from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.wiring import open_services
-from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
 from tests.simulation.scheduler import Scheduler
@@ -63,6 +64,8 @@ from tests.simulation.threads import Executors, Thread
 from tests.simulation.turns import Process
 
 BACKENDS = ("blob-store", "kafka-changelog")
+#: The backend of another package, which docs/extending.md prints.
+_PLUG_IN = "examples.plug_ins.shared_directory:SharedDirectory"
 DAY_S = 86_400.0
 #: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
 #: meanwhile.
@@ -191,6 +194,7 @@ class History:
             with (
                 mock.patch.object(importlib.metadata, "entry_points", _plugins),
                 mock.patch.object(tempfile, "tempdir", str(self._directory)),
+                mock.patch.dict(os.environ, SHARED_STATE=str(self._directory / "shared")),
                 mock.patch.object(open_job, "check_config", _checked_once()),
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
             ):
@@ -235,6 +239,8 @@ class History:
     def _trouble(self) -> None:
         """Owners live and die, one after the other, and sometimes two at a time."""
         scheduler = self.scheduler
+        if self._adopts:
+            self.operators.begin_with_an_old_job()
         for number in range(self._lifetimes):
             machine = f"machine-{scheduler.decide(f'machine of {number}', 2)}"
             if scheduler.chance(f"disk lost before {number}", 0.25):
@@ -248,7 +254,9 @@ class History:
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
             if self.tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
                 kind = LoopMember
-            thread = scheduler.start(process.name, process, partial(live, self, config, process, kind))
+            if self.operators.parts:  # the input has one partition, and a driver works on all tasks
+                kind = TaskOwner
+            thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
             self._owners.append(_Started(process, thread, config, kind))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
             if thread.is_alive() and not scheduler.chance(f"two owners at {number}", 0.5):
@@ -269,7 +277,9 @@ class History:
     def _between(self, number: int) -> None:
         """What may happen between two owners, or while one lives."""
         scheduler = self.scheduler
-        if not self.has_member and scheduler.chance(f"a long time after {number}", 0.15):
+        # compaction would use records beyond the older checkpoint that is the newest one after a loss
+        is_near = not self.has_member and not self.model.losses
+        if is_near and scheduler.chance(f"a long time after {number}", 0.15):
             days = (1.1, 1.1, 9.0)[scheduler.decide(f"how long after {number}", 3)]
             scheduler.note(f"{days} days pass")
             scheduler.sleep(ACTIVE_S)
@@ -285,6 +295,14 @@ class History:
         self.operators.act(number)
         if self._loses and scheduler.chance(f"a loss after {number}", 0.2):
             self._lose(f"after {number}")
+        if self.loses_checkpoints and scheduler.chance(f"checkpoints are lost after {number}", 0.3):
+            self._lose_checkpoints(f"after {number}")
+
+    def _lose_checkpoints(self, moment: str) -> None:
+        """The newest transactions of the checkpoint topic are lost, but not those of the first commits."""
+        transactions = 1 + self.scheduler.decide(f"how many checkpoints are lost {moment}", 3)
+        if self.model.may_lose(transactions) and self.broker.lose_tail(self._topic, transactions):
+            self.model.lost(transactions)
 
     def _lose(self, moment: str) -> None:
         """Something is lost of one backend, while the other one has the whole state."""
@@ -336,7 +354,26 @@ class History:
     @property
     def _loses(self) -> bool:
         """Whether both backends always have the state, so that one of them may lose something."""
-        return not self.stages and self.scheduler.decide("backends", 3) == 2
+        has_both = not self.stages and self.scheduler.decide("backends", 3) == 2
+        return has_both and not self.loses_checkpoints and not self._adopts
+
+    @property
+    def _plugs_in(self) -> bool:
+        """Whether some owners feed a backend of another package, too."""
+        return not self.stages and self.scheduler.decide("plugs in", 6) == 0
+
+    @property
+    def _adopts(self) -> bool:
+        """Whether other software has run the job before."""
+        may_adopt = self.tasks == 1 and not self.stages and self.model.ttl_s is None
+        return may_adopt and self.scheduler.decide("adopts", 4) == 0
+
+    @property
+    def loses_checkpoints(self) -> bool:
+        """Whether the checkpoint topic may lose its newest records. A changelog always has the state: the blobs of an
+        older checkpoint may be deleted."""
+        decide, may_lose = self.scheduler.decide, self.tasks == 1 and not self.stages
+        return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
     def _lost_blobs(self) -> bool:
@@ -371,13 +408,17 @@ class History:
         first = kinds[decide("backends", 3)]
         # a backend comes and goes only while another one has the state: from one to both to the other
         backup = both if number and decide(f"both at {number}", 3) == 0 else first
+        restore = both if decide(f"restore order at {number}", 2) else both[::-1]
+        if self._plugs_in:
+            backup = [*backup, _PLUG_IN] if decide(f"plug-in at {number}", 3) else backup
+            restore = [_PLUG_IN, *restore]
         mapping: dict[str, object] = {
             "job.name": self._name,
             "kafka.bootstrap.servers": f"memory:{self._name}",
             "blob.store.uri": f"memory://{self._name}",
             "state.dir": str(self._directory / machine),
             "task.backup.factories": backup,
-            "task.restore.factories": both if decide(f"restore order at {number}", 2) else both[::-1],
+            "task.restore.factories": restore,
             "job.tasks": self.tasks,
             "task.inputs": [TOPIC],
             "task.commit.ms": 3000,
@@ -395,7 +436,15 @@ class History:
                 f"stores.{store}.{kind}.factories": factories
                 for kind, factories in (("backup", stage.backup), ("restore", stage.restore))
             }
+        if "job.name" not in more:
+            mapping |= self.operators.layout
         return JobConfig.from_mapping(mapping | more)
+
+    @property
+    def parts(self) -> list[tuple[str, Model]]:
+        """The tasks that owners open, each with its model."""
+        parts = self.operators.parts or [self.model]
+        return [(task_name(number), model) for number, model in enumerate(parts)]
 
     def services(self, config: JobConfig) -> Services:
         """The services of a process."""
@@ -422,12 +471,16 @@ class History:
         scheduler = self.scheduler
         scheduler.sleep(1000.0)
         self._look_after_servers()
-        both = {"task.backup.factories": list(BACKENDS)}
+        backends = [*BACKENDS, *([_PLUG_IN] if self._plugs_in else ())]
+        both = {"task.backup.factories": backends}
         if self._loses and _LOSSES[scheduler.decide("what is lost", len(_LOSSES))] == "tail":
             topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
             if topic in self.broker.topics:
                 self.broker.lose_tail(topic, 1 + scheduler.decide("how much is lost", 3))
-        if self.operators.is_rescaled:
+        if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
+            self._lose_checkpoints("at peace")
+        stays = self.operators.parts and scheduler.decide("stays rescaled", 2)
+        if self.operators.is_rescaled and not stays:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
@@ -441,9 +494,9 @@ class History:
         scheduler.sleep(31 * DAY_S)
         self._look_after_servers()
         self.broker.compact_all()
-        for factory in BACKENDS:
+        for factory in backends:
             alone = {**both, "task.restore.factories": [factory]}
-            self._in_process(f"restore from {factory}", f"new-{factory}", self._reopen, alone)
+            self._in_process(f"restore from {factory}", f"new-{factory.partition(':')[0]}", self._reopen, alone)
         if self.model.was_rescaled:  # the first collection takes the old layout from the topic, the second its blobs
             self._in_process("gc of layouts", "machine-0", partial(self._collect, at_peace=False), both)
         self._in_process("gc", "machine-0", partial(self._collect, at_peace=True), both)
@@ -482,29 +535,36 @@ class History:
             raise Wrong(f"{name} did not end within {PATIENCE_S:.0f} s")
 
     def _end_well(self, config: JobConfig) -> None:
-        with StateManager(config, services=self.services) as manager:
-            LastOwner(self, manager, "last owner").run()
-        self.operators.compare_others(config)
+        for part in self.parts:
+            with StateManager(config, services=self.services) as manager:
+                LastOwner(self, manager, "last owner", [part]).run()
+        if not self.operators.parts:
+            self.operators.compare_others(config)
 
     def _reopen(self, config: JobConfig) -> None:
-        acked = self.model.acked
-        with StateManager(config, services=self.services) as manager, manager.open_task(TASK) as task:
-            if self.model.compare(task.last_checkpoint, task, acked) != acked:
-                raise Wrong("the last commit is not the current one")
+        for name, model in self.parts:
+            acked = model.acked
+            with StateManager(config, services=self.services) as manager, manager.open_task(name) as task:
+                if model.compare(task.last_checkpoint, task, acked) != acked:
+                    raise Wrong("the last commit is not the current one")
 
     def _restore_retained(self, config: JobConfig) -> None:
         """Restore every retained checkpoint."""
+        for part in self.parts:
+            self._restore_retained_of(config, *part)
+
+    def _restore_retained_of(self, config: JobConfig, task: str, model: Model) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-            checkpoints = log.read()[TASK].checkpoints
+            checkpoints = log.read()[task].checkpoints
             kept = checkpoints[0].kept
-            if not min(config.retained, self.model.acks) <= len(checkpoints) <= config.retained + len(kept):
+            if not min(config.retained, model.acks) <= len(checkpoints) <= config.retained + len(kept):
                 raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained} and {len(kept)} kept")
-            if lost := self.model.kept - {str(one.checkpoint_id) for one in checkpoints}:
+            if lost := model.kept - {str(one.checkpoint_id) for one in checkpoints}:
                 raise Wrong(f"kept checkpoints are not there: {sorted(lost)}")
             for number, checkpoint in enumerate(checkpoints):
                 older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]
                 try:
-                    stores, _ = restore_task(services, TASK, checkpoint, older=older, newer=newer)
+                    stores, _ = restore_task(services, task, checkpoint, older=older, newer=newer)
                 except (MissingState, CorruptError):
                     if not self._lost_blobs and all(checkpoint.marker(BACKENDS[0], store) for store in STORES):
                         raise
@@ -512,7 +572,7 @@ class History:
                 found: State = {name: dict(store.entries.scan(None, None)) for name, store in stores.items()}
                 for store in stores.values():
                     store.close()
-                self.model.compare_state(checkpoint.input_offsets[SOURCE], found)
+                model.compare_state(model.position(checkpoint), found)
 
     def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:

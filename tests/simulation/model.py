@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 
 from statemgr.engine.attempts import Attempt
 from statemgr.engine.task import Task
@@ -21,6 +22,7 @@ from statemgr.errors import (
     TopicMisconfigured,
 )
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.keys.partitioners import murmur2
 from tests.simulation.scheduler import Scheduler
 
 TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
@@ -43,12 +45,13 @@ class Model:
     """The input, and what owners were told.
 
     Attributes:
-        acked: the position in the input that somebody was told is published.
         acks: how many commits were acknowledged.
+        losses: how often the newest checkpoints were lost.
         tried: position → how many commits of it are published, or may be.
         going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
         kept: the IDs of checkpoints that somebody was told are kept.
         was_rescaled: whether the job may have had another number of tasks.
+        owns: says whether a key belongs to the task.
         was_damaged: says whether somebody has read wrong bytes, or blobs were lost.
     """
 
@@ -59,7 +62,10 @@ class Model:
         self.ttl_s = (None, None, None, 100.0)[scheduler.decide("ttl", 4)]
         #: offset of the input → when its change was made first and last
         self._made: dict[int, tuple[float, float]] = {}
-        self.acked = self.acks = 0
+        self._begins = 0
+        #: each position that somebody was told is current, the newest one last
+        self._acked = [0]
+        self.acks = self.losses = self._went_back = 0
         self.tried = Counter({0: 1})
         self.going_back: list[int] = []
         self.kept: set[str] = set()
@@ -67,6 +73,32 @@ class Model:
         self._went_back_at = 0
         self.was_rescaled = False
         self.was_damaged: Callable[[], bool] = lambda: False
+        self.owns: Callable[[bytes], bool] = lambda key: True
+
+    def begin_at(self, position: int) -> None:
+        """Let the job begin with the state at a position."""
+        self._begins, self._acked, self.acks, self.tried = position, [position], 1, Counter({position: 1})
+
+    def part(self, number: int, tasks: int, position: int) -> Model:
+        """The model of one of the tasks that a rescale has made at a position: it has a part of the keys."""
+        made = copy(self)
+        made.owns = lambda key: murmur2([key])[0] % tasks == number
+        made.begin_at(position)
+        made.going_back, made.kept, made._went_back_at = [], set(), 0
+        return made
+
+    @property
+    def acked(self) -> int:
+        """The position in the input that somebody was told is published."""
+        return self._acked[-1]
+
+    def position(self, checkpoint: Checkpoint) -> int:
+        """The position of a checkpoint in the input. Of the tasks that a rescale makes, one is told the offset."""
+        return checkpoint.input_offsets.get(SOURCE, self._begins)
+
+    def _acknowledge(self, position: int) -> None:
+        if position > self.acked:
+            self._acked.append(position)
 
     def change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
@@ -87,7 +119,7 @@ class Model:
         state: State = {store: {} for store in STORES}
         for number in range(position):
             store, key, value = self.change(number)
-            if value is None:
+            if value is None or not self.owns(key):
                 state[store].pop(key, None)
             else:
                 state[store][key] = value
@@ -95,7 +127,7 @@ class Model:
 
     def compare(self, checkpoint: Checkpoint | None, opened: Task | Attempt, acked: int) -> int:
         """Compare what an opening found, before which ``acked`` was acknowledged. Returns: its position."""
-        position = checkpoint.input_offsets[SOURCE] if checkpoint is not None else 0
+        position = self.position(checkpoint) if checkpoint is not None else 0
         if position < min(acked, self.acked, *self.going_back):  # a rollback may have gone back since
             raise Wrong(f"opened at {position}, but {acked} was acknowledged before")
         if self.tried[position] < 1:
@@ -142,26 +174,39 @@ class Model:
         """A block that commits a position."""
         self.tried[position] += 1
         self._scheduler.trace(f"commit {position}")
-        went_back_at = self._went_back_at
+        went_back = self._went_back
         try:
             yield
         except RetryableError:
             self.tried[position] -= 1  # surely not published
             raise
-        if self._went_back_at == went_back_at:  # otherwise a rollback may have followed before the caller was told
-            self.acked = max(self.acked, position)
+        if self._went_back == went_back:  # otherwise a rollback may have followed before the caller was told
+            self._acknowledge(position)
         self.acks += 1
         self._scheduler.note(f"committed {position}")
 
     def has_published(self, checkpoint: Checkpoint) -> None:
         """A checkpoint was acknowledged, perhaps some time ago."""
         if checkpoint.sequence > self._went_back_at:
-            self.acked = max(self.acked, checkpoint.input_offsets[SOURCE])
+            self._acknowledge(self.position(checkpoint))
 
     def went_back(self, checkpoint: Checkpoint) -> None:
         """A rollback was acknowledged, which published this checkpoint."""
-        self.acked = min(self.acked, checkpoint.input_offsets[SOURCE])
+        self._acked.append(min(self.acked, checkpoint.input_offsets[SOURCE]))
         self._went_back_at = checkpoint.sequence
+        self._went_back += 1
+
+    def may_lose(self, transactions: int) -> bool:
+        """Whether a checkpoint is left for sure when the checkpoint topic loses its newest transactions."""
+        return len(self._acked) > transactions + 1
+
+    def lost(self, transactions: int) -> None:
+        """The checkpoint topic has lost its newest transactions, which may be commits, or of others."""
+        kept = len(self._acked) - transactions - 1
+        self._acked[kept:] = [min(self._acked[kept:])]
+        self.acks = max(self.acks - transactions, 0)
+        self._went_back += 1
+        self.losses += 1
 
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""

@@ -7,7 +7,7 @@ leaves behind, whoever opens the job next finds out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
@@ -27,6 +27,10 @@ from statemgr.health.stages import positions
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.jobs.stages import Stage, changed_keys, published_together, step_back, step_forward
+from statemgr.operations.adopt.adopt import adopt
+from statemgr.operations.adopt.found import Request
+from statemgr.operations.adopt.old_topics import OldTopics
+from statemgr.operations.adopt.origins import ORIGINS
 from statemgr.operations.copy.copy import copy
 from statemgr.operations.copy.look import look
 from statemgr.operations.materialize.materialize import materialize_store, stores_of
@@ -41,7 +45,8 @@ from statemgr.operations.standby.process import Standby
 from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
-from tests.simulation.model import SOURCE, STORES, TASK, State, Wrong
+from statemgr.testing.memory_kafka import Group
+from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
 
@@ -62,6 +67,10 @@ _TOO_LATE = (
 #: The partitioner of the input's producers, which the state of a single task does not show.
 _PARTITIONER = "murmur2"
 _RESCALED_TO = 2
+_OLD_JOB = "old"
+_OLD_CHANGELOGS = {store: f"{_OLD_JOB}-{store}" for store in STORES}
+#: Runs of an adoption that may die before it has succeeded.
+_RUNS = 30
 
 
 class Operators:
@@ -72,28 +81,71 @@ class Operators:
         self._scheduler, self._model = history.scheduler, history.model
         #: the configurations of copies that were made of the job, and the position of each
         self.copies: list[tuple[JobConfig, int]] = []
+        #: whether the job of other software is adopted; None if there is none
+        self.adopted: bool | None = None
         #: whether a rescale may be in force
         self.is_rescaled = False
+        #: the models of the tasks of a rescale that is in force for sure, and configuration keys with their new values
+        self.parts: list[Model] = []
+        self.layout: Mapping[str, int | str] = {}
+
+    def begin_with_an_old_job(self) -> None:
+        """Other software has run the job: there are its changelogs, and the offset of its group. Adopt it."""
+        history, broker, position = self._history, self._history.broker, 5 + self._scheduler.decide("old job", 20)
+        history.feed(position)
+        broker.groups[_OLD_JOB] = Group(offsets={(TOPIC, 0): position})
+        for topic in _OLD_CHANGELOGS.values():
+            broker.create(topic, 1, {"cleanup.policy": "compact"})
+        for number in range(position):
+            store, key, value = self._model.change(number)
+            broker.append(_OLD_CHANGELOGS[store], 0, key, value)
+        self._old_ends = self._ends()
+        self._model.begin_at(position)
+        self.adopted = False
+        for run in range(_RUNS):
+            if not self.adopted:
+                self._give(f"adopt-{run}", f"machine-{run % 2}", 0, self._adopt)
+        if not self.adopted:
+            raise Wrong(f"{_RUNS} runs of adopt have failed")
+
+    def _ends(self) -> list[int]:
+        return [self._history.broker.end(topic, 0, only_settled=False) for topic in _OLD_CHANGELOGS.values()]
 
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
         if history.stages and not self.is_rescaled and scheduler.chance(f"step after {number}", 0.6):
             self._give(f"migrate-{number}", "operator", number, self._migrate)
-        if not scheduler.chance(f"command after {number}", 0.35):
+        if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
+            self._give(f"adopt again-{number}", "operator", number, self._adopt)
+        if self.parts:  # owners work in the new layout
+            self._undo(number, f"machine-{number % 2}", 0.3)
+            return
+        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
+        rescales = may_rescale and scheduler.chance(f"rescale after {number}", 0.04)
+        if not rescales and not scheduler.chance(f"command after {number}", 0.35):
             return
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
-            "copy": self._copy,
         }  # fmt: skip
+        if not history.loses_checkpoints:  # what these leave on the topic must stay
+            commands["copy"] = self._copy
         if history.tasks == 1:
-            commands |= {"rollback": self._go_back, "keep": self._keep}
-            if not history.has_member:
+            commands["rollback"] = self._go_back
+            if not history.loses_checkpoints:
+                commands["keep"] = self._keep
+            if may_rescale:
                 commands["rescale"] = self._rescale
-        kind = [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
+        kind = (
+            "rescale" if rescales else [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
+        )
         work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
         self._give(f"{kind}-{number}", machine, number, work)
         if kind == "rescale":
+            self._undo(number, machine, 0.3 if self.parts else 1.0)
+
+    def _undo(self, number: int, machine: str, probability: float) -> None:
+        if self._scheduler.chance(f"undo after {number}", probability):
             for life in range(3):
                 if self.is_rescaled:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
@@ -308,6 +360,20 @@ class Operators:
                 model.kept.discard(wanted)  # somebody may have kept it meanwhile
             self._scheduler.note(f"{'keeps' if is_kept else 'keeps no longer'} {wanted}")
 
+    def _adopt(self, moment: str, config: JobConfig) -> None:
+        """Adopt the job of other software, which is done once."""
+        factories = {f"task.{kind}.factories": ["kafka-changelog"] for kind in ("backup", "restore")}
+        config = JobConfig.from_mapping(config.to_mapping(), factories)
+        request = Request(ORIGINS["raw"], _OLD_JOB, _OLD_CHANGELOGS, inputs=config.inputs, tasks=1, settle_s=1.0)
+        with self._opened(config, owned=True) as (services, log), OldTopics(config, services.clock) as old:
+            found = adopt(services, log, old, request, in_place=False, progress=no_progress)
+        self._scheduler.note("adopted" if found.old else "adopted already")
+        if self.adopted and found.old:
+            raise Wrong("a job is adopted twice")
+        self.adopted = True
+        if self._ends() != self._old_ends:
+            raise Wrong("somebody has written to the changelogs of the old job")
+
     def _rescale(self, moment: str, config: JobConfig) -> None:
         """Give the job two tasks, and look at them."""
         history, model = self._history, self._model
@@ -320,6 +386,9 @@ class Operators:
             self.is_rescaled = model.was_rescaled = True
             done = rescale(services, log, _RESCALED_TO, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
+        at = done.checkpoints[TASK].input_offsets[SOURCE]
+        self.parts = [model.part(number, _RESCALED_TO, at) for number in range(_RESCALED_TO)]
+        self.layout = plan.changes
         found: State = {store: {} for store in STORES}
         for number in range(_RESCALED_TO):
             with (
@@ -341,17 +410,18 @@ class Operators:
 
     def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
         """Take a rescale back."""
+        new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
+        self.parts, self.layout = [], {}
         with self._opened(config, owned=True) as (services, log):
             records = log.read()
             if records and len(records) == 1:
                 self.is_rescaled = False
                 return
-            new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
         self.is_rescaled = True  # until its outcome is known: whoever gives it a second time may undo the undo
         with self._opened(new, owned=True) as (services, log):
-            plan, _ = undo(services, log, self._history.services, no_progress)
-        self.is_rescaled = plan.after.tasks == _RESCALED_TO
-        self._scheduler.note(f"back in the layout with {plan.after.tasks} tasks")
+            done, _ = undo(services, log, self._history.services, no_progress)
+        self.is_rescaled = done.after.tasks == _RESCALED_TO
+        self._scheduler.note(f"back in the layout with {done.after.tasks} tasks")
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from statemgr.errors import (
     RetryableError,
     StatemgrError,
 )
-from tests.simulation.model import SOURCE, STORES, TASK, TIMER, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, TIMER, Model, Wrong
 from tests.simulation.turns import Process
 
 if TYPE_CHECKING:
@@ -46,12 +46,16 @@ class Owner:
 
     Args:
         moment: the process and the number of the life, for decisions.
+        parts: the tasks, and their models; the seed decides which of them it works on.
     """
 
-    def __init__(self, history: History, manager: StateManager, moment: str) -> None:
+    def __init__(
+        self, history: History, manager: StateManager, moment: str, parts: Sequence[tuple[str, Model]]
+    ) -> None:
         self._history = history
-        self._scheduler, self._model = history.scheduler, history.model
+        self._scheduler = history.scheduler
         self._manager = manager
+        self._task, self._model = parts[self._scheduler.decide(f"task of {moment}", len(parts))]
         self._moment = moment
 
     def run(self) -> None:
@@ -61,18 +65,20 @@ class Owner:
     def _change_some(self, task: Task | Attempt, at: Reached, changes: int) -> None:
         """Process some input."""
         for number in range(at.position, at.position + changes):
-            at.changed.add(self._process(task, number))
+            at.changed |= self._process(task, number)
             at.position += 1
 
-    def _process(self, task: Task | Attempt, number: int) -> str:
-        """Process the input at an offset. Returns: the store that it has changed."""
+    def _process(self, task: Task | Attempt, number: int) -> set[str]:
+        """Process the input at an offset. Returns: the store that it has changed, if the key belongs to the task."""
         self._history.feed(number + 1)
         store, key, value = self._model.change(number)
+        if not self._model.owns(key):
+            return set()
         for _ in range(self._scheduler.decide(f"drafts {self._moment} {number}", 8) // 6):
             task.store(store).put(key, b"draft")  # so that equal numbers of changes are not equal changes
         with self._model.making(number):
             task.store(store).delete(key) if value is None else task.store(store).put(key, value)
-        return store
+        return {store}
 
 
 class TaskOwner(Owner):
@@ -80,7 +86,7 @@ class TaskOwner(Owner):
 
     def run(self) -> None:
         decide, acked = self._scheduler.decide, self._model.acked
-        with self._manager.open_task(TASK) as task:
+        with self._manager.open_task(self._task) as task:
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
             self._scheduler.note(f"opened at {at.position}")
             for turn in range(2 + decide(f"turns of {self._moment}", 8)):
@@ -128,11 +134,13 @@ class LastOwner(TaskOwner):
 
     def run(self) -> None:
         acked = self._model.acked
-        with self._manager.open_task(TASK) as task:
+        with self._manager.open_task(self._task) as task:
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
             if self._model.was_damaged():
                 self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
-            for _ in range(1 + self._scheduler.decide("last commits", 2)):
+            few = 1 + self._scheduler.decide("last commits", 2)
+            # the blobs of a checkpoint that is retained again after a loss may be deleted
+            for _ in range(max(few, self._manager.config.retained) if self._model.losses else few):
                 self._change_some(task, at, 3)
                 with self._model.committing(at.position):
                     task.commit({SOURCE: at.position})
@@ -142,7 +150,7 @@ class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 
     def run(self) -> None:
-        self._expected = self._ticked = 0
+        self._expected = self._ticked = self._losses = 0
         consumer = self._manager.config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
@@ -155,6 +163,7 @@ class LoopMember(Owner):
     def _opened(self, task: Task) -> None:
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
         self._expected = self._model.compare(task.last_checkpoint, task, 0)
+        self._losses = self._model.losses
         self._scheduler.note(f"loop opened at {self._expected}")
         task.every(2.0, self._tick)
 
@@ -172,7 +181,7 @@ class LoopMember(Owner):
         assert offset is not None
         if offset != self._expected:
             raise Wrong(f"the input continues at {offset} instead of {self._expected}")
-        if task.last_checkpoint is not None:
+        if task.last_checkpoint is not None and self._losses == self._model.losses:
             self._model.has_published(task.last_checkpoint)
         self._process(task, offset)
         self._model.tried[offset + 1] += 1
@@ -234,14 +243,16 @@ class Driver(Owner):
             raise Wrong("commits that were prepared for an older owner were published")
 
 
-def live(history: History, config: JobConfig, process: Process, kind: type[Owner]) -> None:
+def live(
+    history: History, config: JobConfig, process: Process, kind: type[Owner], parts: Sequence[tuple[str, Model]]
+) -> None:
     """The lives of an owner: after an error it begins again."""
     for life in range(4):
         if history.over:
             return
         try:
             with StateManager(config, services=history.services) as manager:
-                kind(history, manager, f"{process.name} {life}").run()
+                kind(history, manager, f"{process.name} {life}", parts).run()
             return
         except StatemgrError as error:
             history.scheduler.note(f"{type(error).__name__}: {error.message}")

@@ -189,6 +189,8 @@ class Broker(MemoryBroker):
         #: transactional ID → when it was used last
         self._used: dict[str, float] = {}
         self._looks = 0
+        #: topic → its end at the last compaction
+        self._compacted: dict[str, int] = {}
 
     def fence(self, transactional_id: str, *args: Any, **more: Any) -> ProducerId:
         self._used[transactional_id] = self.network.scheduler.now
@@ -221,22 +223,29 @@ class Broker(MemoryBroker):
 
     def compact_all(self) -> None:
         """Remove what compaction may remove. It leaves the newest records alone, which are in the active segment."""
-        for topic in self.topics.values():
+        for name, topic in self.topics.items():
             lag_ms = max(int(topic.settings["min.compaction.lag.ms"]), int(ACTIVE_S * 1000))
             for log in topic.logs if "compact" in topic.settings["cleanup.policy"] else ():
                 log.compact(self.now_ms, {**topic.settings, "min.compaction.lag.ms": str(lag_ms)})
+            self._compacted[name] = len(topic.logs[0].entries)
 
-    def lose_tail(self, topic: str, transactions: int) -> None:
-        """Lose the newest records of a topic, as an unclean election does. Transactions are lost as a whole."""
+    def lose_tail(self, topic: str, transactions: int) -> bool:
+        """Lose the newest records of a topic, as an unclean election does. Transactions are lost as a whole.
+
+        Returns: whether it has lost some. Nothing is lost that a compaction has seen.
+        """
         with self.changed:
             log = self.log(topic, 0)
             first: dict[object, int] = {}
             for offset, entry in log.records(len(log.entries)):
                 first.setdefault(entry.owner, offset)
-            if first and not log.open:
-                del log.entries[sorted(first.values())[-transactions:][0] :]
-                self.network.happened("lost tail", f"{topic} loses its records from {len(log.entries)} on")
-                self.changed.notify_all()
+            cut = sorted(first.values())[-transactions:][0] if first else 0
+            if not first or log.open or cut < self._compacted.get(topic, 0):
+                return False
+            log.lose_from(cut)
+            self.network.happened("lost tail", f"{topic} loses its records from {cut} on")
+            self.changed.notify_all()
+            return True
 
     def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
         """Let another job end its open transaction on a topic, or begin one."""

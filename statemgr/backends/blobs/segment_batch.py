@@ -91,8 +91,8 @@ class SegmentBatches:
         try:
             return stored.result(self._services.config.commit_timeout_ms / 1000)
         except TimeoutError as error:
-            if stored.done():
-                raise
+            if stored.done():  # it has ended since; or the upload has raised this error
+                return stored.result()
             raise RetryableError(
                 "the segments of the commit were not uploaded in time",
                 hint="the next commit has the changes of this one",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from statemgr.backends.changelog.restore import certain_ms
-from statemgr.errors import InvalidError, PermissionNeeded, StatemgrError
+from statemgr.errors import FencedError, InvalidError, PermissionNeeded, StatemgrError
 from statemgr.ids import task_name
 from statemgr.local import ChangeWriter
 from statemgr.model.checkpoint import ChangelogMarker
@@ -194,7 +194,13 @@ class Copy:
         config = self.services.config
         announce(Phase.COPY, f"{task_name(self.partition)}/{self.store}", config.job_key)
         done = self._done()
-        assert writer is None or done is None
+        if writer is not None and done is not None:
+            raise FencedError(
+                "another run of the adoption has taken the job over, and copies",
+                hint="wait until it has ended; then run it again to find out that the job is adopted",
+                job=config.job_name,
+                topic=self.target.name,
+            )
         if done is None:
             done = _Progress(self.source.topic_id, self.bounds.start, self.services.changelog().time_ms())
         counts, total = Counts(), self.bounds.end - self.bounds.start

@@ -89,8 +89,7 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     Raises: MissingState if there is none, or garbage collection has collected it; FencedError if the job goes back to
         it at the same time.
     """
-    current = log.read()
-    if not current or not log.retired():
+    if not log.read() or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
             hint="only the layout before a rescale can be brought back, until `statemgr gc` collects it; use "
@@ -104,7 +103,8 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
             job=config.job_name,
         )
-    if not found[1]:  # the job has gone back to it since the first read
+    current = log.read()
+    if found[0] not in log.retired():
         raise _overtaken(config)
     return UndoPlan(config, *found, current)
 
@@ -135,7 +135,7 @@ def undo(
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
-            if plan.before != looked.before:
+            if (plan.before, plan.retired) != (looked.before, looked.retired):
                 raise _overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
@@ -148,7 +148,6 @@ def undo(
             owner.log = OfLayout(log, plan.after, plan.records, plan.current)
             for record in plan.current.values():  # what they added has no TTL from here on
                 taken_over(new, log, record)
-            tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
 
             def prepared(task: str) -> PreparedCommit:
                 record = plan.records[task]
@@ -158,6 +157,7 @@ def undo(
                 return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
 
             with owner.explaining(), new.executors.pool("undo", _PARALLELISM) as pool:
+                tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
                 commits = list(pool.map(prepared, plan.records))
             batch = common_batch(plan.targets.values())
             publish_now(owner, "the new layout", commits, batch=batch, evict=False)

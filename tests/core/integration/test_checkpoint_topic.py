@@ -411,6 +411,7 @@ def test_newest_records_that_are_gone_are_noticed(kafka: KafkaServer) -> None:
     make_topics(config)
     with closing(CheckpointTopic(config, SystemClock(), owned=True)) as topic:
         topic.read()
+        assert topic._metadata.led_bounds(config.checkpoint_topic, 0) == (0, 0, 0), "brokers say who leads"
         check = topic.begin_check()
         send(config, config.checkpoint_topic, [(b"key", b"value")])
         check(1)

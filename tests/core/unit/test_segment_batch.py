@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +152,19 @@ def test_a_failed_upload_fails_all_its_commits_and_no_later_one(batches: Segment
     assert all(isinstance(result, UnavailableError) for result in found)
     store.failing = False
     assert write(batches, 0, b"y")[1].blob_id in store.names
+
+
+def test_a_batch_that_ends_when_the_wait_does_is_stored(batches: SegmentBatches) -> None:
+    """A process was suspended for longer than a commit may take: the batch has ended, too, when it goes on."""
+
+    class Late(Future[Stored]):
+        def result(self, timeout: float | None = None) -> Stored:
+            if self.done():
+                return super().result()
+            self.set_result(Stored("name", b"", shared=False))
+            raise TimeoutError
+
+    assert batches.wait(Late()).blob_id == "name"
 
 
 def test_a_batch_takes_no_more_than_a_limit(

@@ -28,7 +28,7 @@ def test_an_older_checkpoint_whose_records_are_gone_is_refused(servers: MemorySe
         write(task, new)
         task.commit({"orders-0": 2})
         with servers.broker.changed:
-            del servers.broker.log(config.stores["totals"].changelog_topic, 0).entries[10:]
+            servers.broker.log(config.stores["totals"].changelog_topic, 0).lose_from(10)
         task.damage.found("kafka-changelog", "totals", "it was truncated")
         newest = task.commit({"orders-0": 3})
     with JobReader(servers.on_disk(servers.config, "elsewhere"), services=servers.services) as reader:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import examples.plug_ins.shared_directory as shared_directory
 import statemgr.backends.blobs.local_notes as local_notes
 import statemgr.backends.blobs.restore as blob_restore
 import statemgr.backends.blobs.snapshots as snapshots
@@ -15,6 +16,7 @@ import statemgr.backends.changelog.backup as changelog_backup
 import statemgr.backends.changelog.integrity as integrity
 import statemgr.backends.changelog.restore as changelog_restore
 import statemgr.flows.committing.publish as publishing
+import statemgr.flows.opening.open_job as opening
 import statemgr.local.change_buffer as change_buffer
 import statemgr.local.directories as local_directories
 from statemgr.local.committed import CommittedDirectories
@@ -53,6 +55,12 @@ def offset_of_the_last_record() -> Patches:
 def old_directory_is_continued() -> Patches:
     """A replay continues an old local directory, although compaction may have removed deletes since."""
     return [patch(changelog_restore.ReplayBase, "is_usable", lambda self, now: True)]
+
+
+@known
+def a_tail_stays_in_the_changelog() -> Patches:
+    """The next commits follow records after the checkpoint's offset, and nothing fills the changelog again."""
+    return [patch(opening, "_has_tail", lambda *args: False)]
 
 
 @known
@@ -100,6 +108,17 @@ def oldest_change_of_a_key_wins() -> Patches:
             yield from found.items()
 
     return [patch(change_buffer, "NetChanges", Net)]
+
+
+@known
+def a_plug_in_deletes_what_is_carried() -> Patches:
+    """The backend of another package deletes the copies of evicted checkpoints, also those that newer ones refer to."""
+    real = shared_directory.SharedBackup.clean_up
+    return [
+        patch(
+            shared_directory.SharedBackup, "clean_up", lambda self, at, evicted, retained: real(self, at, evicted, ())
+        )
+    ]
 
 
 # --- snapshots and segments ------------------------------------------------------------------------------------------

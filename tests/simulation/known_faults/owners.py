@@ -12,8 +12,10 @@ from unittest import mock
 
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.owner as owning
+import statemgr.kafka.checkpoint_topic as checkpoint_topic
 import statemgr.kafka.reader as reading
 import statemgr.local.change_buffer as change_buffer
+import statemgr.operations.adopt.adopt as adopting
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.errors import (
     MissingError,
@@ -105,6 +107,12 @@ def epoch_is_not_checked() -> Patches:
     return [patch(publishing._Publish, "_check_base", check)]
 
 
+@known
+def adoption_is_repeated() -> Patches:
+    """An adoption does not look whether an earlier run has adopted the job, and begins again."""
+    return [patch(adopting, "repeated", lambda *args, **more: {})]
+
+
 # --- reading the topic -----------------------------------------------------------------------------------------------
 
 
@@ -113,6 +121,16 @@ def read_to_the_last_stable_offset() -> Patches:
     """An opening reads only up to the first open transaction, which hides newer records of its own task."""
     real = CheckpointTopic._bounds
     return [patch(CheckpointTopic, "_bounds", lambda self, only_settled=False: real(self, True))]
+
+
+@known
+def lost_records_count_after_an_election() -> Patches:
+    """A process that has read the topic reads on after an unclean election, and keeps the records that are lost."""
+
+    def continues(self: Any, bounds: Any, position: int) -> bool:
+        return bool(self.bounds.topic_id == bounds.topic_id and position <= bounds.end)
+
+    return [patch(imported(checkpoint_topic, "_Seen"), "continues", continues)]
 
 
 @known
