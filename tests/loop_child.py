@@ -69,8 +69,8 @@ def main() -> int:
 def _slow_down_replays(seconds: float) -> None:
     changes = ChangelogTopics.changes
 
-    def slowly(self: ChangelogTopics, topic: str, partition: int, start: int, end: int) -> Iterator[ChangelogBatch]:
-        for batch in changes(self, topic, partition, start, end):
+    def slowly(self: ChangelogTopics, *place: Any, **options: Any) -> Iterator[ChangelogBatch]:
+        for batch in changes(self, *place, **options):
             time.sleep(seconds)
             yield batch
 

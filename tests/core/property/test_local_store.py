@@ -39,7 +39,7 @@ class StoreHistory(RuleBasedStateMachine):
         self.content: Content = {}
         self._open(None)
 
-    def _open(self, committed: CommittedDirectory | None, *, read_first: bool = False, briefly: bool = False) -> None:
+    def _open(self, committed: CommittedDirectory | None, read_first: bool = False, briefly: bool = False) -> None:
         self.live = self.directories.clone(committed)
         self.store: LocalStore = open_store(self.kind, self.live, {}, read_first=read_first, briefly=briefly)
 
@@ -90,7 +90,7 @@ class StoreHistory(RuleBasedStateMachine):
         found = self.directories.find(state_id)
         assert found is not None
         self.content = dict(self.states[state_id])
-        self._open(found, data.draw(st.booleans()))
+        self._open(found, data.draw(st.booleans()), data.draw(st.booleans()))
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())
@@ -105,7 +105,7 @@ class StoreHistory(RuleBasedStateMachine):
         assert not self.live.exists()
         self.states = {state_id: self.states[state_id]}
         self.content = dict(self.states[state_id])
-        self._open(self.directories.find(state_id), data.draw(st.booleans()))
+        self._open(self.directories.find(state_id), data.draw(st.booleans()), data.draw(st.booleans()))
 
     @rule(start=st.none() | KEYS, end=st.none() | KEYS)
     def scan(self, start: bytes | None, end: bytes | None) -> None:
