@@ -54,6 +54,7 @@ def tampered(config: JobConfig, records: list[tuple[bytes, bytes | None]]) -> No
     markers = {name: dict(stores) for name, stores in checkpoint.state_checkpoint_markers.items()}
     markers[CHANGELOG]["totals"] = replace(marker, offset=marker.offset + 1 + len(records))
     publish_by_hand(config, replace(record, checkpoints=(replace(checkpoint, state_checkpoint_markers=markers),)))
+    current(config)  # waits until the transaction is settled on the partition, as the command does not
 
 
 def test_several_tasks_and_stores_are_equal(kafka: KafkaServer, s3: S3Server, tmp_path: Path, verify: Verify) -> None:
