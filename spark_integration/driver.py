@@ -260,6 +260,8 @@ class Driver:
                 "the input has a source other than Kafka, and only a checkpoint location can continue it",
                 hint=".option('checkpointLocation', 'file:///…'), one for each query",
             )
+        if self._query_id is None:
+            self.offsets.location.forget_quick(spark)
         start, end = to_json(source.start, source.others_start), to_json(source.end, source.others_end)
         batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)

@@ -8,26 +8,59 @@ system for that: new at each start, and removed when the query ends or, after a 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_integration.sessions import JvmRefused, jvm_of
+from spark_integration.sessions import JvmRefused, changed, jvm_of, set_or_unset
 from statemgr.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+log = logging.getLogger(__name__)
 #: Files in memory on Linux. Containers often limit it to 64 MB.
 _MEMORY = Path("/dev/shm")
 #: Free bytes that a location in memory needs: Spark keeps 100 batches, each with a text of all input offsets, twice.
 _MEMORY_BYTES = 32 * 1024 * 1024
 #: A setting for the start of a query with its own location: Hadoop then writes no file of checksums next to each file
-#: of Spark's logs. It starts a process (chmod) for each file, which costs more than the file.
-WITHOUT_CHECKSUMS = ("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
+#: of Spark's logs.
+_WITHOUT_CHECKSUMS = ("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
+#: Another one, which makes Spark's logs plain files. Without its native library, Hadoop starts a process (chmod) for
+#: each file that it creates, and no setting of its own avoids that. A batch writes two, and waits for each.
+_MANAGER = ("spark.sql.streaming.checkpointFileManagerClass", "statemgr.PlainFiles")
+_PLAIN_FILES = """
+package statemgr;
+
+import java.io.FileOutputStream;
+import java.io.IOException;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager;
+
+public class PlainFiles extends FileSystemBasedCheckpointFileManager {
+    public PlainFiles(Path path, Configuration settings) {
+        super(path, settings);
+    }
+
+    public FSDataOutputStream createTempFile(Path path) {
+        if (!"file".equals(path.toUri().getScheme())) {
+            return super.createTempFile(path);
+        }
+        try {
+            return new FSDataOutputStream(new FileOutputStream(path.toUri().getPath()), null);
+        } catch (IOException error) {
+            throw new RuntimeException(error);
+        }
+    }
+}
+"""
 
 
 def own_locations() -> tuple[Path, Path]:
@@ -53,6 +86,23 @@ class Location:
         self._spark: Any = spark
         self.uri = uri.rstrip("/")
         self.kept = kept
+
+    @contextmanager
+    def quick(self) -> Iterator[None]:
+        """A block in which a query is started. If the location is the query's own, Spark writes its logs faster."""
+        with ExitStack() as settings:
+            if not self.kept:
+                settings.enter_context(changed(self._spark, *_WITHOUT_CHECKSUMS))
+                if settings.enter_context(_with_plain_files(self._spark)):
+                    settings.enter_context(changed(self._spark, *_MANAGER))
+            yield
+
+    def forget_quick(self, session: SparkSession) -> None:
+        """Take the class of Spark's logs, which are open now, from a query's own copy of the session: what the user's
+        code writes there is not in this location."""
+        name, value = _MANAGER
+        if not self.kept and session.conf.get(name, None) == value:
+            set_or_unset(session, name, self._spark.conf.get(name, None))
 
     @property
     def is_local(self) -> bool:
@@ -127,6 +177,32 @@ class Location:
                 return None
             raise
         return _lines(line for row in rows for line in row[0].splitlines())
+
+
+@contextmanager
+def _with_plain_files(session: Any) -> Iterator[bool]:
+    """A block in which this thread's calls find the Java class :data:`_PLAIN_FILES`, which Spark's own compiler of
+    generated code (Janino) compiles. Yields whether it is there; if not, Spark does without."""
+    from py4j.clientserver import ClientServer
+    from py4j.protocol import Py4JError
+
+    with ExitStack() as undone:
+        try:
+            with jvm_of(session) as jvm:
+                # otherwise the next call may be on another thread of the JVM
+                is_there = isinstance(getattr(session.sparkContext, "_gateway", None), ClientServer)
+                if is_there:
+                    thread = jvm.java.lang.Thread.currentThread()
+                    before = thread.getContextClassLoader()
+                    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+                    compiler.setParentClassLoader(before)
+                    compiler.cook(_PLAIN_FILES)
+                    undone.callback(thread.setContextClassLoader, before)
+                    thread.setContextClassLoader(compiler.getClassLoader())
+        except (JvmRefused, Py4JError) as error:
+            log.info("Spark's logs are written with Hadoop's own files: %s", error)
+            is_there = False
+        yield is_there
 
 
 def _local_path(uri: str) -> str | None:

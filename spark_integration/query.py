@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -11,13 +10,12 @@ from spark_integration import story
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan, RunStage, on_executors
 from spark_integration.heartbeat import with_heartbeat
-from spark_integration.location import WITHOUT_CHECKSUMS, Location, own_locations
+from spark_integration.location import Location, own_locations
 from spark_integration.output_schema import can_be_local, to_arrow
 from spark_integration.outputs import FileOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
-from spark_integration.sessions import changed
 from spark_integration.sources import OffsetLog, StartingOffsets, others_of
 from spark_integration.stateful_input import check_stateless, check_streaming
 from spark_integration.writer import LOCATION, StatefulWriter
@@ -246,7 +244,7 @@ class StatefulQuery:
             writer = writer.queryName(self._name)
         if self._trigger:
             writer = writer.trigger(**self._trigger)
-        with nullcontext() if own is None else changed(rows.sparkSession, *WITHOUT_CHECKSUMS):
+        with location.quick():
             running = writer.start()  # copies the session
         return RunningQuery(running, driver, manager, own)
 

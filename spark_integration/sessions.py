@@ -66,10 +66,15 @@ def changed(session: Any, name: str, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            session.conf.unset(name)
-        else:
-            session.conf.set(name, str(before))
+        set_or_unset(session, name, before)
+
+
+def set_or_unset(session: Any, name: str, value: object) -> None:
+    """Change a setting of a session; None removes it."""
+    if value is None:
+        session.conf.unset(name)
+    else:
+        session.conf.set(name, str(value))
 
 
 def limit(settings: Any, name: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import DataFrame
 
 from spark_integration import RunningQuery, StatefulQuery, location
 from statemgr.errors import InvalidError
@@ -86,6 +87,31 @@ def test_each_start_has_a_location_of_its_own(pipeline: MakePipeline, memory: Pa
     grown.produce(30, partition=1)
     ended(without(grown).start())
     assert grown.state("blob-store") == grown.outputs.counts() == grown.produced
+
+
+@pytest.mark.parametrize("can_compile", [True, False])
+def test_logs_are_plain_files(
+    pipeline: MakePipeline, memory: Path, monkeypatch: pytest.MonkeyPatch, can_compile: bool
+) -> None:
+    """Spark writes its logs in a location of its own with a class that starts no process, or, if that cannot be
+    compiled, as always. The output's session does not know that class."""
+    if not can_compile:
+        monkeypatch.setattr(location, "_PLAIN_FILES", "no Java")
+    job = pipeline(tasks=1, partitions=1, backup=["blob-store"])
+    job.produce(30)
+    managers = []
+
+    def write(rows: DataFrame, sequence: int) -> None:
+        managers.append(rows.sparkSession.conf.get("spark.sql.streaming.checkpointFileManagerClass", None))
+        job.outputs.write(rows, sequence)
+
+    query = without(job).output(write).start()
+    query.processAllAvailable()
+    of_logs = query._jsq.streamingQuery().commitLog().fileManager().getClass().getName()
+    query.stop()
+    assert (of_logs == "statemgr.PlainFiles") is can_compile
+    assert managers == [None]
+    assert job.state("blob-store") == job.outputs.counts() == job.produced
 
 
 def test_what_a_killed_driver_leaves(pipeline: MakePipeline, memory: Path) -> None:
