@@ -189,16 +189,16 @@ def _with_plain_files(session: Any) -> Iterator[bool]:
     with ExitStack() as undone:
         try:
             with jvm_of(session) as jvm:
-                # otherwise the next call may be on another thread of the JVM
-                is_there = isinstance(getattr(session.sparkContext, "_gateway", None), ClientServer)
-                if is_there:
-                    thread = jvm.java.lang.Thread.currentThread()
-                    before = thread.getContextClassLoader()
-                    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-                    compiler.setParentClassLoader(before)
-                    compiler.cook(_PLAIN_FILES)
-                    undone.callback(thread.setContextClassLoader, before)
-                    thread.setContextClassLoader(compiler.getClassLoader())
+                if not isinstance(getattr(session.sparkContext, "_gateway", None), ClientServer):
+                    raise JvmRefused("the next call may be on another thread of the JVM")
+                thread = jvm.java.lang.Thread.currentThread()
+                before = thread.getContextClassLoader()
+                compiler = jvm.org.codehaus.janino.SimpleCompiler()
+                compiler.setParentClassLoader(before)
+                compiler.cook(_PLAIN_FILES)
+                undone.callback(thread.setContextClassLoader, before)
+                thread.setContextClassLoader(compiler.getClassLoader())
+            is_there = True
         except (JvmRefused, Py4JError) as error:
             log.info("Spark's logs are written with Hadoop's own files: %s", error)
             is_there = False

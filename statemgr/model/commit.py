@@ -6,8 +6,9 @@ it (the loop itself, Spark's driver). It is small, because its large parts are b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, Protocol, TypeVar
 
 from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
@@ -15,6 +16,11 @@ from statemgr.model.checkpoint import Attachment, BlobRef, Layout, Marker
 T = TypeVar("T")
 #: A put, or a delete if the value is None.
 Change = tuple[bytes, bytes | None]
+
+
+def are_all(kind: type | UnionType, found: Iterable[object]) -> bool:
+    """Whether all of them are of a kind."""
+    return all(issubclass(of, kind) for of in set(map(type, found)))
 
 
 def size_of(changes: Mapping[bytes, bytes | None]) -> int:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from types import UnionType
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, LocalStateLost, MissingFile
 from statemgr.local.change_buffer import ChangeBuffer
-from statemgr.model.commit import Change, size_of
+from statemgr.model.commit import Change, are_all, size_of
 from statemgr.model.record_size import too_large
 from statemgr.ports import Items, LocalStore, StoreIdentity
 
@@ -92,7 +91,7 @@ class WriteBuffer:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The newest values, in the order of the keys."""
-        if not _are_all(bytes, keys):
+        if not are_all(bytes, keys):
             raise self._not_bytes()
         self._keys_read += len(keys)
         pending = self._pending
@@ -118,7 +117,7 @@ class WriteBuffer:
             newest = dict(changes)
         except TypeError:  # of no hash
             raise self._not_bytes() from None
-        if not (_are_all(bytes, newest) and _are_all(bytes | None, newest.values())):
+        if not (are_all(bytes, newest) and are_all(bytes | None, newest.values())):
             raise self._not_bytes()
         size = size_of(newest)
         if size > self._most_bytes:
@@ -222,7 +221,3 @@ class WriteBuffer:
             hint="use a serde for other types; a message without a key has the key None",
             **self._where,
         )
-
-
-def _are_all(kind: type | UnionType, found: Iterable[object]) -> bool:
-    return all(issubclass(of, kind) for of in set(map(type, found)))

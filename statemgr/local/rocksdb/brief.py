@@ -17,7 +17,7 @@ from rocksdict import Rdict
 from statemgr.errors import RetryableError
 from statemgr.local.rocksdb.handle import Scan, batch_of, in_key_order
 from statemgr.local.rocksdb.store import RocksDbStore
-from statemgr.model.commit import Change, size_of
+from statemgr.model.commit import Change, are_all, size_of
 
 #: Most bytes of keys and values that stay in memory.
 _BYTES = 4 * 1024 * 1024
@@ -54,16 +54,25 @@ class BriefStore(RocksDbStore):
         return [late.get(key, value) for key, value in zip(keys, found, strict=True)] if late else found
 
     def write(self, changes: Iterable[Change]) -> None:
-        new = dict(changes)
-        are_bytes = set(map(type, new)) <= {bytes} and set(map(type, new.values())) <= {bytes, type(None)}
-        size = size_of(new) if are_bytes else 0
-        with self._changing:
-            if self._reads_only and are_bytes and self._late_bytes + size <= _BYTES:
-                self._late |= new
-                self._late_bytes += size
-                self._late_count += len(new)
+        if self._reads_only:
+            new = dict(changes)
+            if self._keep(new):
                 return
-        super().write(new.items())
+            changes = new.items()
+        super().write(changes)
+
+    def _keep(self, new: dict[bytes, bytes | None]) -> bool:
+        """Keep changes in memory if they are few. Returns: whether it does."""
+        if not (are_all(bytes, new) and are_all(bytes | None, new.values())):
+            return False
+        size = size_of(new)
+        with self._changing:
+            if not self._reads_only or self._late_bytes + size > _BYTES:
+                return False
+            self._late |= new
+            self._late_bytes += size
+            self._late_count += len(new)
+            return True
 
     def delete_range(self, start: bytes | None, end: bytes | None) -> None:
         self._write_late("cannot delete a range")
