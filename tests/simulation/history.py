@@ -59,7 +59,7 @@ from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.servers import ACTIVE_S, Broker, Faults, Network, SimulatedBlobStore, served
+from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 from tests.simulation.threads import Executors, Thread
 from tests.simulation.turns import Process
 
@@ -67,6 +67,8 @@ BACKENDS = ("blob-store", "kafka-changelog")
 #: The backend of another package, which docs/extending.md prints.
 _PLUG_IN = "examples.plug_ins.shared_directory:SharedDirectory"
 DAY_S = 86_400.0
+#: Seconds after which compaction may remove a record of a changelog (changelog.min.compaction.lag.ms).
+_COMPACTED_S = 4 * 3600.0 + 1.0
 #: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
 #: meanwhile.
 _plugins = cache(importlib.metadata.entry_points)
@@ -282,7 +284,7 @@ class History:
         if is_near and scheduler.chance(f"a long time after {number}", 0.15):
             days = (1.1, 1.1, 9.0)[scheduler.decide(f"how long after {number}", 3)]
             scheduler.note(f"{days} days pass")
-            scheduler.sleep(ACTIVE_S)
+            scheduler.sleep(_COMPACTED_S)
             self.broker.compact_all()  # from here on the broker counts the time for which it keeps deletes
             scheduler.sleep(days * DAY_S)
             self._look_after_servers()
