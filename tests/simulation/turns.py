@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
@@ -16,6 +17,8 @@ from typing import Any
 
 from greenlet import greenlet
 
+#: A path that an error names. Each run has a temporary directory with another name.
+_PATH = re.compile(r"(?<==)/[^\s\],]*")
 #: Turns that a history may take; more of them are a loop that never waits.
 MOST_TURNS = 400_000
 #: The part of free locks and operations on files at which another thread gets a turn.
@@ -130,7 +133,7 @@ class Turns:
         """Add a line to the story."""
         who = self.current.name if self.current is not None else "-"
         self.story.append((self.now, who, text))
-        self._digest.update(f"{self.now:.6f} {who} {text}\n".encode())
+        self._digest.update(f"{self.now:.6f} {who} {_PATH.sub('', text)}\n".encode())
 
     def token(self) -> str:
         """32 random hexadecimal digits."""
