@@ -323,6 +323,8 @@ class History:
             offset = scheduler.decide(f"where it begins {moment}", end + 1)
             self.broker.log(topic, 0).delete_before(offset)
             self.network.happened("cut changelog", f"somebody deletes the records of {topic} before {offset}")
+        elif kind == "tail":
+            self.broker.lose_tail(topic, 1 + scheduler.decide(f"how much is lost {moment}", 3))
         elif kind == "topic":
             self.broker.delete(topic)
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
