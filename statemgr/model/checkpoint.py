@@ -52,8 +52,8 @@ class ChangelogMarker:
     ``topic_id`` is Kafka's UUID of the topic as text; None when older software (version 1) wrote the marker. ``start``
     is where the last fill began, which wrote the whole state: no record before it is needed. ``newest_ms`` is the
     timestamp (epoch milliseconds) of the newest record below ``offset``, by which it is recognised: if the topic loses
-    its newest records, others may take their offsets. None if nobody noted it. ``newest_deletes``: it is a delete, which
-    compaction removes after a while.
+    its newest records, others may take their offsets. None if nobody noted it. ``newest_deletes``: it is a delete,
+    which compaction removes after a while.
     """
 
     topic: str

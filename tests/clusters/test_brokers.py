@@ -195,8 +195,8 @@ def test_an_unclean_election_under_an_owner_is_noticed(cluster: Cluster, tmp_pat
 
 
 def test_an_unclean_election_of_a_changelog_is_noticed(cluster: Cluster, tmp_path: Path) -> None:
-    """A changelog loses its newest records while its owner lives, and a commit that fails takes their offsets: the owner
-    notices it and writes the whole state again."""
+    """A changelog loses its newest records while its owner lives, and a commit that fails takes their offsets: the
+    owner notices it and writes the whole state again."""
     changelogs = ["kafka-changelog"]
     config = replicated(
         cluster,

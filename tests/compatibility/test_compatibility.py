@@ -61,7 +61,7 @@ def _changed(servers: MemoryServers, disk: str, **keys: object) -> JobConfig:
 
 
 def test_the_corpus_of_this_version_is_whole() -> None:
-    """It has a file for each job and record, below 300 KB, and a record of each schema, or of an older version of it."""
+    """It has a file for each job and record, below 300 KB, and a record of each schema or of an older version."""
     directory = DIRECTORY / __version__
     assert {file.name for file in directory.iterdir()} == {*(f"{name}.job" for name in JOBS), "records"}
     assert sum(file.stat().st_size for file in directory.iterdir()) < 300_000

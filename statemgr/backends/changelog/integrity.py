@@ -210,8 +210,8 @@ def loss_of(marker: ChangelogMarker, found: TopicBounds | None) -> str | None:
 def read_tail(
     changelog: Changelog, marker: ChangelogMarker, end: int, *, checked: bool = False
 ) -> tuple[str | None, Iterator[Sequence[ChangelogRecord]]]:
-    """What a restore from the marker would lack although the changelog is long enough, None if nothing; and the committed
-    records from the marker to ``end``, in batches. Its newest record is read along with them.
+    """What a restore from the marker would lack although the changelog is long enough, None if nothing; and the
+    committed records from the marker to ``end``, in batches. Its newest record is read along with them.
 
     Compaction removes an old delete, too. So nobody notices that a delete is lost when it is that old. Raises: as
     :meth:`Changelog.read`.
