@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_integration import story
-from spark_integration.attempt import RESULT, Work, worker
+from spark_integration.attempt import Work
 from spark_integration.context import Bound
 from spark_integration.failures import find
 from spark_integration.heartbeat import IdleWatch
@@ -39,6 +39,7 @@ from spark_integration.partitioning import Partitioning
 from spark_integration.reports import BatchReport, OnBatch, TaskReport
 from spark_integration.sessions import changed
 from spark_integration.sources import BatchInput, OffsetLog, StartingOffsets, check_continues, others_of, to_json
+from spark_integration.stage import Stage
 from spark_integration.stateful_input import check_no_state
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
@@ -74,14 +75,7 @@ _IDLE_SECONDS = 0.2
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
-def on_executors(rows: DataFrame, work: Work) -> list[Any]:
-    """Run an attempt at each task on Spark's executors. Returns: their results, with the columns of ``RESULT``."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return rows.mapInArrow(worker(work), from_arrow_schema(RESULT)).collect()
-
-
-#: Runs a batch's attempts at the tasks. Partition i of Spark has the rows of task i.
+#: Runs a batch's attempts at the tasks, as :meth:`Stage.run` does. Partition i of Spark has the rows of task i.
 RunStage = Callable[["DataFrame", Work], list[Any]]
 
 
@@ -96,7 +90,7 @@ class Plan:
     shaped: Callable[[DataFrame], DataFrame]
     output: Output
     on_batch: OnBatch | None = None
-    run_stage: RunStage = on_executors
+    run_stage: RunStage | None = None
 
 
 class Driver:
@@ -117,6 +111,8 @@ class Driver:
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._first = plan.bound.first
+        #: How the stage is described to Spark; None before the first batch, and after the one that adds ``_first``.
+        self._stage: Stage | None = None
         self._query_id: str | None = None
         self.idle = IdleWatch()
         #: The time at which the published state has something to do without input, in epoch milliseconds; 0 if unknown.
@@ -274,10 +270,12 @@ class Driver:
         fetched = None
         if not replayed:
             # 2. run the stage, 3. collect
-            prepared, tasks = self._stage(rows, source)
+            prepared, tasks = self._run_stage(rows, source)
+            topic_ids = self._inputs.asked(source.end)  # after the rows were read, which came from these topics
             staged = now()
             # 4. publish
-            fetched, publish_seconds = self._publish_and_fetch(spark, self._with_records(spark, prepared), batch)
+            prepared = self._with_records(spark, prepared)
+            fetched, publish_seconds = self._publish_and_fetch(spark, prepared, batch, topic_ids)
             self._due_ms = min((task.due_ms for task in tasks if task.due_ms is not None), default=math.inf)
         # 5. output
         sequence = self._give_output(spark, fetched)
@@ -366,15 +364,15 @@ class Driver:
             and source.time_ms < self._due_ms
         )
 
-    def _stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
+    def _run_stage(self, rows: DataFrame, source: BatchInput) -> tuple[list[PreparedCommit], tuple[TaskReport, ...]]:
         plan, order = self.plan, self.plan.bound.order
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
-        spread = plan.partitioning.spread(rows, plan.config.tasks)
-        if order:
-            spread = spread.sortWithinPartitions(*plan.partitioning.quoted(rows, order))
+        if self._stage is None:
+            self._stage = Stage(rows, plan.partitioning, plan.config.tasks, order)
+        run = plan.run_stage or self._stage.run
         with share_checkpoints(plan.config, self.published()) as checkpoints, _not_adaptive(rows.sparkSession):
-            results = plan.run_stage(spread, self._work(source, checkpoints))
+            results = run(self._stage.spread(rows), self._work(source, checkpoints))
         failures = [from_json(row.error) for row in results if row.error is not None]
         if failures:
             # if another owner caused one of the errors, that explains the others
@@ -386,12 +384,8 @@ class Driver:
             )
         # workers neither receive nor return the input's offsets
         offsets = plan.partitioning.offsets_of_tasks(plan.config.tasks, source.end)
-        topic_ids = self._inputs.asked(source.end)()  # after the rows were read, which came from these topics
         prepared = [
-            replace(
-                prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task], input_topic_ids=topic_ids
-            )
-            for row in results
+            replace(prepared_from_bytes(bytes(row.prepared)), input_offsets=offsets[row.task]) for row in results
         ]
         tasks = [TaskReport.from_json(row.report) for row in sorted(results, key=lambda row: row.task)]
         for report in (restored for task in tasks for restored in task.restored):
@@ -427,7 +421,11 @@ class Driver:
         return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
 
     def _publish_and_fetch(
-        self, spark: SparkSession, prepared: list[PreparedCommit], batch: MicroBatch
+        self,
+        spark: SparkSession,
+        prepared: list[PreparedCommit],
+        batch: MicroBatch,
+        topic_ids: Callable[[], Mapping[str, str]],
     ) -> tuple[DataFrame | None, float]:
         """Publish on another thread, because only this thread may call Spark.
 
@@ -436,7 +434,7 @@ class Driver:
         stored = [one for commit in sorted(prepared, key=lambda one: one.task) for one in commit.attachments]
         to_kafka = isinstance(self.plan.output, KafkaOutput)
         with self._manager.executors.pool("publish", 1) as pool:
-            publishing = pool.submit(self._publish, prepared, batch)
+            publishing = pool.submit(self._publish, prepared, batch, topic_ids)
             try:
                 rows = None if to_kafka else local_rows(spark, self.plan.config, stored)
             except Exception:
@@ -445,9 +443,13 @@ class Driver:
                 raise
             return rows, publishing.result()
 
-    def _publish(self, prepared: list[PreparedCommit], batch: MicroBatch) -> float:
+    def _publish(
+        self, prepared: list[PreparedCommit], batch: MicroBatch, topic_ids: Callable[[], Mapping[str, str]]
+    ) -> float:
         """Publish the commits. Returns: the seconds that it took."""
         began = self._manager.clock.monotonic()
+        ids = topic_ids()
+        prepared = [replace(commit, input_topic_ids=ids) for commit in prepared]
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
                 checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
@@ -458,7 +460,8 @@ class Driver:
             else:
                 break
         self._checkpoints.update(checkpoints)
-        self._first = None
+        if self._first is not None:
+            self._first = self._stage = None
         self._recreated = frozenset()
         # permissions and fills were for this one publish
         self._epoch = self._epoch.after_publish()

@@ -14,16 +14,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from spark_integration.attempt import is_output
 from spark_integration.failures import marked
 from spark_integration.output_schema import can_be_local, of_stream
-from spark_integration.sessions import MAX_RECORDS, changed, limit
+from spark_integration.sessions import is_on
 from statemgr import JobConfig
 from statemgr.engine import checkpoint_from_bytes, checkpoint_to_bytes, read_attachment, read_attachments
 from statemgr.errors import CorruptBlob, RetryableError, StatemgrError
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: Limits up to which the driver fetches the rows of a batch: stored bytes, and decompressed bytes.
 DRIVER_BYTES = 4 * 1024 * 1024
 _DECODED_BYTES = 32 * 1024 * 1024
+#: The most rows in one partition of a local relation.
+_PARTITION_ROWS = 10_000
 
 
 @contextmanager
@@ -109,10 +111,17 @@ def fetched_rows(
 
 
 def _local(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
-    """Return a table as a local relation. PySpark 4.2 cannot make one in a session without a limit for batches."""
-    unlimited = limit(spark.conf, MAX_RECORDS) == sys.maxsize
-    with changed(spark, MAX_RECORDS, "10000") if unlimited else nullcontext():
-        return spark.createDataFrame(table, schema)
+    """Return a table as a local relation, as PySpark's ``createDataFrame`` does.
+
+    That asks the JVM for eight settings first, with 30 calls. Only this one changes anything: stored timestamps are in
+    UTC.
+    """
+    session: Any = spark
+    large = is_on(spark.conf, "spark.sql.execution.arrow.useLargeVarTypes")
+    rows: DataFrame = session._create_from_arrow_table(
+        table, schema or table.schema.names, "UTC", False, large, _PARTITION_ROWS
+    )
+    return rows
 
 
 def _size(attachment: Attachment) -> int:

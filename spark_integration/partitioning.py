@@ -1,12 +1,12 @@
 """Spreads rows over tasks: by the hash of a key, or by Kafka partition.
 
-Spark computes the number of the task (:meth:`Partitioning.spread`), and the worker checks it again
+Spark computes the number of the task (:meth:`Partitioning.number`), and the worker checks it again
 (:meth:`Partitioning.check`), because Spark silently wraps numbers that are too large and sends null to task 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,27 +37,24 @@ class Partitioning:
         """The partitioner's name in every checkpoint: ``kafka-partition``, or ``spark-hash(bigint,string)``.
 
         It includes the key's types, because equal values of different types have different hashes.
-        Raises: InvalidError as :meth:`spread`.
+        Raises: InvalidError as :meth:`quoted`.
         """
         quoted = self.quoted(rows, self.columns)
         if not self.by_key:
             return "kafka-partition"
         return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*quoted).schema)})"
 
-    def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
-        """Add the task's number as the last column, and move each row to the partition of that number.
+    def number(self, rows: DataFrame, tasks: int) -> str:
+        """Spark's expression for the number of a row's task. Raises: InvalidError as :meth:`quoted`."""
+        quoted = self.quoted(rows, self.columns)
+        return f"pmod(hash({', '.join(quoted)}), {tasks})" if self.by_key else quoted[0]
+
+    @staticmethod
+    def quoted(rows: DataFrame, columns: Sequence[str]) -> list[str]:
+        """Quote names of columns so that Spark can parse them.
 
         Raises: InvalidError if a column is missing or the reserved name is taken.
         """
-        quoted = self.quoted(rows, self.columns)
-        number = f"pmod(hash({', '.join(quoted)}), {tasks})" if self.by_key else quoted[0]
-        # the worker finds the column by its position: it is the last one
-        numbered = rows.selectExpr("*", f"CAST({number} AS INT) AS {TASK_COLUMN}")
-        return numbered.repartitionById(tasks, TASK_COLUMN)
-
-    @staticmethod
-    def quoted(rows: DataFrame, columns: tuple[str, ...]) -> list[str]:
-        """Quote names of columns so that Spark can parse them. Raises: InvalidError as :meth:`spread`."""
         names = [name.lower() for name in rows.columns]
         if TASK_COLUMN in names:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration import story
 from spark_integration.context import Bound, ProcessFunction, Program
-from spark_integration.driver import Driver, Plan, RunStage, on_executors
+from spark_integration.driver import Driver, Plan, RunStage
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location, own_locations
 from spark_integration.output_schema import can_be_local, to_arrow
@@ -162,7 +162,7 @@ class StatefulQuery:
             raise
 
     def take_over(
-        self, rows: DataFrame, run_stage: RunStage = on_executors, **permissions: Unpack[PermissionFlags]
+        self, rows: DataFrame, run_stage: RunStage | None = None, **permissions: Unpack[PermissionFlags]
     ) -> tuple[Driver, StateManager]:
         """Check the query and take the job over. Returns: the driver that runs its batches, and the manager, which the
         caller must close.
@@ -303,7 +303,7 @@ class StatefulQuery:
             rows = step(rows)
         return rows
 
-    def _plan(self, bound: Bound | None, run_stage: RunStage) -> Plan:
+    def _plan(self, bound: Bound | None, run_stage: RunStage | None) -> Plan:
         assert self._partitioning is not None
         assert self._output is not None
         if bound is None:

@@ -1,0 +1,91 @@
+"""How a batch is described to Spark: as PySpark's own functions would, with few calls to the JVM."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from py4j.clientserver import JavaClient
+from pyspark.sql import SparkSession, functions
+
+from spark_integration import outbox
+from spark_integration.partitioning import TASK_COLUMN, Partitioning
+from spark_integration.query import parsed_schema
+from spark_integration.sessions import changed
+from spark_integration.stage import Stage
+
+_STORED = "text string, data binary, at timestamp_ltz, wall timestamp_ntz, list array<string>"
+
+
+@contextmanager
+def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yield a list of the calls to the JVM in the block, without those that release its objects."""
+    calls: list[str] = []
+    send = JavaClient.send_command
+
+    def counting(self: Any, command: str, *arguments: Any, **named: Any) -> Any:
+        if not command.startswith("m\n"):
+            calls.append(command.replace("\n", " "))
+        return send(self, command, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JavaClient, "send_command", counting)
+        yield calls
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_rows_are_spread_and_sorted_as_by_pysparks_functions(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, by_key: bool
+) -> None:
+    """Also if names of columns need quotes. The second batch takes three calls."""
+    name = "a `key`.part"
+    rows = spark.createDataFrame(
+        [(None if number == 7 else f"k{number % 11}", number % 3, -number) for number in range(100)],
+        f"`{name.replace('`', '``')}` string, partition int, `order.by` long",
+    )
+    partitioning = Partitioning((name if by_key else "partition",), by_key=by_key)
+    stage = Stage(rows, partitioning, 3, ("order.by",))
+    with counted_calls(monkeypatch) as calls:
+        spread = stage.spread(rows)
+    assert len([call for call in calls if call.startswith("c ")]) <= 3, calls
+
+    found = [[tuple(row) for row in part] for part in spread.rdd.glom().collect()]
+    hashed = functions.pmod(functions.hash(functions.col("`a ``key``.part`")), functions.lit(3))
+    number = hashed if by_key else functions.col("partition")
+    expected = rows.withColumn(TASK_COLUMN, number.cast("int")).collect()
+    assert found == [
+        sorted((tuple(row) for row in expected if row[-1] == task), key=lambda row: row[2]) for task in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.execution.arrow.useLargeVarTypes", "true"),
+        ("spark.sql.execution.arrow.maxRecordsPerBatch", "-1"),
+        ("spark.sql.session.timeZone", "Asia/Tokyo"),
+        ("spark.sql.timestampType", "TIMESTAMP_NTZ"),
+    ],
+)
+def test_stored_rows_are_the_same_in_sessions_with_other_settings(
+    spark: SparkSession, setting: str, value: str
+) -> None:
+    """The driver does not ask for the settings that PySpark asks for when it makes a local relation."""
+    moment = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
+    table = pa.table(
+        {
+            "text": ["a", None, "ä" * 40_000],
+            "data": pa.array([b"\x00", b"", None], pa.binary()),
+            "at": pa.array([moment, None, moment], pa.timestamp("us", tz="UTC")),
+            "wall": pa.array([moment.replace(tzinfo=None)] * 3, pa.timestamp("us")),
+            "list": [["x"], [], None],
+        }
+    )
+    with changed(spark, setting, value):
+        rows = outbox._local(spark, table, parsed_schema(_STORED))
+        assert rows.toArrow().cast(table.schema).equals(table)
+        assert rows.select(functions.unix_micros("at")).first() == (int(moment.timestamp() * 1e6),)
