@@ -46,7 +46,7 @@ def offset_of_the_last_record() -> Patches:
 
     def marker(self: Any, delivered: Any) -> Any:
         made: Any = real(self, delivered)
-        return made if made.offset <= made.start else replace(made, offset=made.offset - 1)
+        return made if made.offset <= made.start else replace(made, offset=made.offset - 1, newest_ms=None)
 
     return [patch(changelog_backup._Staged, "marker", marker)]
 
