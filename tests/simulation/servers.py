@@ -248,7 +248,7 @@ class Broker(MemoryBroker):
             return True
 
     def lose_hidden_tail(self, topic: str, transactions: int) -> None:
-        """Lose the newest records of a topic. An aborted transaction takes their offsets, so that its end is the same."""
+        """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before."""
         with self.changed:
             end = len(self.log(topic, 0).entries)
             if not self.lose_tail(topic, transactions):
