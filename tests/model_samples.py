@@ -56,7 +56,9 @@ CHECKPOINT = Checkpoint(
     input_offsets={"orders-0": 1234, "orders-1": 0},
     stores={"totals": "1700-ab-totals", "seen": "1600-cd-seen"},
     state_checkpoint_markers={
-        "kafka-changelog": {"totals": ChangelogMarker("orders-1-totals-changelog", "Zm9v", 0, 99)},
+        "kafka-changelog": {
+            "totals": ChangelogMarker("orders-1-totals-changelog", "Zm9v", 0, 99, 7, 1_700_000_000_000, True)
+        },
         "blob-store": {"totals": BlobMarker(CHAIN_BLOB), "seen": BlobMarker(inline=INLINE_CHAIN)},
         "custom": {"totals": OpaqueMarker(b"\x00own")},
     },

@@ -5,7 +5,7 @@ Messages stay undecoded until somebody asks for them, because most are deleted b
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,13 +32,13 @@ class TrackId(NamedTuple):
 class Track:
     """The records of one task (or the job records) in one layout that are not deleted.
 
-    ``header``: the first bytes of their values. ``highest_deleted``: the highest sequence number that was deleted;
+    ``headers``: what their values may begin with. ``highest_deleted``: the highest sequence number that was deleted;
     ``deleted_at``: the offset of that delete. ``made``: what :class:`Assembly` made of the records, until they change;
     ``jobs``: the sequence numbers of the job records that its checkpoints refer to.
     """
 
     id: TrackId
-    header: bytes
+    headers: Collection[bytes]
     messages: dict[bytes, Message] = field(default_factory=dict)
     highest_deleted: int = -1
     deleted_at: int = -1

@@ -240,7 +240,7 @@ class CheckpointTopic:
                     continue
                 if track is None:
                     self._take(seen, message)
-                elif value is not None and value[:HEADER_SIZE] == track.header:
+                elif value is not None and value[:HEADER_SIZE] in track.headers:
                     track.written(key, message)  # type: ignore[arg-type]
                 elif value is None and is_whole(key):  # type: ignore[arg-type]
                     track.deleted(key, offset_of(message))  # type: ignore[arg-type]
@@ -298,7 +298,7 @@ class CheckpointTopic:
             codecs.decode_key(key, place)
             track.deleted(key, offset)
             return track
-        if value[:HEADER_SIZE] != track.header:
+        if value[:HEADER_SIZE] not in track.headers:
             raise self._corrupt(unknown_header(value), offset)
         track.written(key, message)
         return track
@@ -348,7 +348,7 @@ class CheckpointTopic:
         if at.sequence is None and at.record_version != 1:
             raise self._corrupt(f"record version {at.record_version} is unknown (is newer software about?)", offset)
         of = TrackId(at.layout_generation, at.task, at.record_version)
-        track = seen.tracks[of] = seen.by_key[known] = Track(of, codecs.value_header(of.version, of.task))
+        track = seen.tracks[of] = seen.by_key[known] = Track(of, codecs.value_headers(of.version, of.task))
         return track
 
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:

@@ -50,7 +50,10 @@ class ChangelogMarker:
     """Marker of ``kafka-changelog``: the offset after the last record that belongs to the checkpoint.
 
     ``topic_id`` is Kafka's UUID of the topic as text; None when older software (version 1) wrote the marker. ``start``
-    is where the last fill began, which wrote the whole state: no record before it is needed.
+    is where the last fill began, which wrote the whole state: no record before it is needed. ``newest_ms`` is the
+    timestamp (epoch milliseconds) of the newest record below ``offset``, by which it is recognised: if the topic loses
+    its newest records, others may take their offsets. None if nobody noted it. ``newest_deletes``: it is a delete,
+    which compaction removes after a while.
     """
 
     topic: str
@@ -58,6 +61,8 @@ class ChangelogMarker:
     partition: int
     offset: int
     start: int = 0
+    newest_ms: int | None = None
+    newest_deletes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,13 @@ class CheckpointLog(Protocol):
 
 class Delivered(NamedTuple):
     """The records of a transaction in a partition: the offset of the first, the offset after the last, and their
-    number."""
+    number; the timestamp of the last one (epoch milliseconds), and whether it is a delete."""
 
     start: int
     end: int
     records: int
+    newest_ms: int
+    newest_deletes: bool
 
 
 class Transaction(Protocol):

@@ -107,6 +107,7 @@ class SingleObjects:
             self.header = header_of(schema)
             self._newest = AvroBody(parse_schema(schema, named_schemas={}), ratio=ratio, free=free, named=named)
             self._known[self.header] = self._newest
+        self.headers = frozenset(self._known)
         self.schema = self._newest.schema
 
     def encode(self, value: Any) -> bytes:

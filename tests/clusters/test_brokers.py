@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,14 @@ from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from statemgr import JobConfig, StateManager
-from statemgr.errors import MissingState, OutcomeUnknownError, RetryableError
-from statemgr.kafka.topics import checkpoint_topic_spec
+from statemgr.errors import MissingState, OutcomeUnknownError, RetryableError, StatemgrError, UnavailableError
+from statemgr.kafka.topics import TopicSpec, changelog_topic_specs, checkpoint_topic_spec
+from statemgr.phases import Phase
+from statemgr.ports import BackupLost
 from tests.clusters.brokers import PEERS, Cluster, running_cluster
 from tests.clusters.recording import TaskClient, read_in_the_end, recorded
-from tests.jobs import DUAL, job_mapping
+from tests.commits import failing, write
+from tests.jobs import DUAL, contents, elsewhere, job_mapping
 from tests.kafka_jobs import wait_until
 
 pytestmark = pytest.mark.heavy
@@ -174,27 +177,78 @@ def test_an_unclean_election_under_an_owner_is_noticed(cluster: Cluster, tmp_pat
         task__restore__factories=blobs,
         task__checkpoint__replication__factor=2,
     )
-    topic, place, admin = config.checkpoint_topic, TopicPartition(config.checkpoint_topic, 0), cluster.admin()
-    settings = {**checkpoint_topic_spec(config).config, "min.insync.replicas": "1"}
-    admin.create_topics([NewTopic(topic, 1, replica_assignment=[[1, 2]], config=settings)])[topic].result(30)
-    wait_until(lambda: topic in admin.list_topics(timeout=60).topics)
-    first, second, _ = cluster.brokers
+    make_on_two(cluster, checkpoint_topic_spec(config))
+    first = cluster.brokers[0]
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         task.commit({"orders-0": 1})
-        second.kill()
-        wait_until(lambda: cluster.in_sync(topic) == 1)
-        for number in range(2, 6):
+
+        def commit(number: int) -> None:
             task.store("totals").put(b"number", b"%d" % number)
-            wait_until(lambda number=number: retried(partial(task.commit, {"orders-0": number})))  # type: ignore[misc]
-        first.kill()
-        second.start()
-        wait_until(lambda: cluster.leader(topic) == -1)
-        wait_until(lambda: elected(cluster, place, second.node))
+            wait_until(lambda: retried(partial(task.commit, {"orders-0": number})))
+
+        lose_newest(cluster, config.checkpoint_topic, commit)
         task.store("totals").put(b"number", b"last")
         with pytest.raises(MissingState, match="lost its newest records"):
             wait_until(lambda: retried(partial(task.commit, {"orders-0": 6})))
     first.start()
     cluster.settled("__transaction_state")
+
+
+def test_an_unclean_election_of_a_changelog_is_noticed(cluster: Cluster, tmp_path: Path) -> None:
+    """A changelog loses its newest records while its owner lives, and a commit that fails takes their offsets: the
+    owner notices it and writes the whole state again."""
+    changelogs = ["kafka-changelog"]
+    config = replicated(
+        cluster,
+        tmp_path,
+        task__backup__factories=changelogs,
+        task__restore__factories=changelogs,
+        task__checkpoint__replication__factor=2,
+    )
+    (changelog,) = changelog_topic_specs(config)
+    make_on_two(cluster, changelog)
+    make_on_two(cluster, checkpoint_topic_spec(config), [3, 1])
+    first = cluster.brokers[0]
+    state: dict[int, dict[bytes, bytes | None]] = {}
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+        task.commit({"orders-0": 1})
+
+        def commit(number: int) -> None:
+            write(task, state.setdefault(number, {b"%d" % number: b"value"}))
+            wait_until(lambda: retried(partial(task.commit, {"orders-0": number})))
+
+        lose_newest(cluster, changelog.name, commit)
+        write(task, state.setdefault(6, {b"more %d" % number: b"value" for number in range(50)}))
+        with failing(Phase.SEND_CHECKPOINT):  # the changelog has its records
+            wait_until(lambda: fails_with(UnavailableError, "told to", partial(task.commit, {"orders-0": 6})))
+        lost = "the newest record of the checkpoint is gone"
+        wait_until(lambda: fails_with(BackupLost, lost, partial(task.commit, {"orders-0": 6})))
+        wait_until(lambda: retried(partial(task.commit, {"orders-0": 6})))
+    first.start()
+    cluster.settled("__transaction_state")
+    whole = {key: value for items in state.values() for key, value in items.items()}
+    assert contents(elsewhere(config, tmp_path / "elsewhere", changelogs))[0] == {"totals": whole}
+
+
+def make_on_two(cluster: Cluster, spec: TopicSpec, nodes: Sequence[int] = (1, 2)) -> None:
+    """Create a topic that two brokers have, and that one of them may lead alone."""
+    settings = {**spec.config, "min.insync.replicas": "1"}
+    admin, made = cluster.admin(), NewTopic(spec.name, 1, replica_assignment=[list(nodes)], config=settings)
+    admin.create_topics([made])[spec.name].result(30)
+    wait_until(lambda: spec.name in admin.list_topics(timeout=60).topics)
+
+
+def lose_newest(cluster: Cluster, topic: str, commit: Callable[[int], None]) -> None:
+    """Let the first broker alone have four commits, kill it, and elect the second one, which lacks them."""
+    first, second, _ = cluster.brokers
+    second.kill()
+    wait_until(lambda: cluster.in_sync(topic) == 1)
+    for number in range(2, 6):
+        commit(number)
+    first.kill()
+    second.start()
+    wait_until(lambda: cluster.leader(topic) == -1)
+    wait_until(lambda: elected(cluster, TopicPartition(topic, 0), second.node))
 
 
 def elected(cluster: Cluster, place: TopicPartition, node: int) -> bool:
@@ -212,3 +266,12 @@ def retried(commit: Callable[[], object]) -> bool:
     except (RetryableError, OutcomeUnknownError):
         return False
     return True
+
+
+def fails_with(kind: type[StatemgrError], text: str, commit: Callable[[], object]) -> bool:
+    """Whether a commit fails with an error, and not with another one that may pass."""
+    try:
+        commit()
+    except (RetryableError, OutcomeUnknownError) as error:
+        return isinstance(error, kind) and text in error.message
+    raise AssertionError("it was published")

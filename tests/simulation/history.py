@@ -325,9 +325,17 @@ class History:
             offset = scheduler.decide(f"where it begins {moment}", end + 1)
             self.broker.log(topic, 0).delete_before(offset)
             self.network.happened("cut changelog", f"somebody deletes the records of {topic} before {offset}")
+        elif kind == "tail":
+            self._lose_tail(topic, moment)
         elif kind == "topic":
             self.broker.delete(topic)
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
+
+    def _lose_tail(self, topic: str, moment: str) -> None:
+        """A changelog loses its newest transactions, and perhaps aborted records take their offsets at once."""
+        transactions = 1 + self.scheduler.decide(f"how much is lost {moment}", 3)
+        is_hidden = self.scheduler.decide(f"others take the offsets {moment}", 2)
+        (self.broker.lose_hidden_tail if is_hidden else self.broker.lose_tail)(topic, transactions)
 
     @property
     def has_member(self) -> bool:
@@ -478,7 +486,7 @@ class History:
         if self._loses and _LOSSES[scheduler.decide("what is lost", len(_LOSSES))] == "tail":
             topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
             if topic in self.broker.topics:
-                self.broker.lose_tail(topic, 1 + scheduler.decide("how much is lost", 3))
+                self._lose_tail(topic, "at peace")
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
         stays = self.operators.parts and scheduler.decide("stays rescaled", 2)

@@ -253,6 +253,17 @@ class Broker(MemoryBroker):
             self.changed.notify_all()
             return True
 
+    def lose_hidden_tail(self, topic: str, transactions: int) -> None:
+        """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before."""
+        with self.changed:
+            end = len(self.log(topic, 0).entries)
+            if not self.lose_tail(topic, transactions):
+                return
+            producer = self.fence("aborted", 900_000)
+            while len(self.log(topic, 0).entries) < end - 1:
+                self.append(topic, 0, b"aborted", b"", owner=("aborted", producer))
+            self.finish("aborted", producer, committed=False)
+
     def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
         """Let another job end its open transaction on a topic, or begin one."""
         scheduler, name = self.network.scheduler, "neighbour"

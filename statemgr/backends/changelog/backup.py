@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, loss_of
+from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, extended, loss_of, read_tail
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_index, task_path
@@ -129,8 +129,11 @@ class ChangelogBackup(BackupManager):
         loss = loss_of(marker, TopicBounds(info.topic_id, info.partitions, {partition: (start, end)}))
         if loss is not None:
             raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
-        if any(changelog.read(topic, partition, marker.offset, end, checked=True)):
+        loss, tail = read_tail(changelog, marker, end, checked=True)
+        if any(tail):
             return True
+        if loss is not None:
+            raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
         self._own.known_until(info, partition, end)
         return False
 
@@ -228,8 +231,10 @@ class _Staged:
         self._own = own
         self._target = target
         self._parts = parts
+        self._expected: int | None = None
 
     def send(self, transaction: Transaction) -> None:
+        self._expected = self._own.sends(self._target)
         for changes in self._parts:
             transaction.send_changes(self._target.topic, self._target.partition, changes)
 
@@ -245,10 +250,10 @@ class _Staged:
             )
             raise _lost(self._identity, target.topic, target.partition, why)
         try:
-            self._own.check_delivered(self._identity, target, ours)
-        except MissingState as error:  # nobody can say what the deleted records were
+            self._own.check_delivered(self._identity, target, ours, self._expected)
+        except MissingState as error:  # also if nobody can say what the deleted records were
             raise _lost(self._identity, target.topic, target.partition, error.message) from error
-        return replace(target, offset=ours.end)
+        return extended(target, ours)
 
 
 def _lost(identity: StoreIdentity, topic: str, partition: int, why: str) -> BackupLost:

@@ -5,22 +5,29 @@
   permitted it to overwrite. The opening decides which; a later record that is not the job's own stops the fill.
 - **Losses.** Compaction never moves the beginning of a compacted topic. So a changelog that begins after the last fill
   was cut: by another ``cleanup.policy``, or by deleted records. Another topic ID shows that it was deleted and created
-  again.
+  again. An unclean election takes the newest records, and others, also aborted ones, may take their offsets. So a
+  marker has the timestamp of its newest record, which is compared wherever the records after the marker are read.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 
-from statemgr.errors import InvalidError, PermissionNeeded
+from statemgr.errors import AccessDenied, InvalidError, MissingState, PermissionNeeded
 from statemgr.model.checkpoint import ChangelogMarker, Marker
-from statemgr.ports import Changelog, Clock, Delivered, StoreIdentity, TopicBounds, TopicInfo
+from statemgr.ports import Changelog, ChangelogRecord, Clock, Delivered, StoreIdentity, TopicBounds, TopicInfo
 
 #: Unexplained records are counted up to this number.
 MOST_COUNTED = 10_000
 #: Seconds for which an answer of the brokers is used again, for many tasks and stores.
 _FRESH_S = 10.0
+#: The setting of a topic that says for how long compaction keeps deletes, in milliseconds.
+RETENTION = "delete.retention.ms"
+#: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
+MARGIN_MS = 60_000
 
 
 class FillGuard:
@@ -78,27 +85,41 @@ class OwnRecords:
     include them.
 
     Offsets usually show that nobody else has written: the records of a transaction directly follow the end mark of the
-    previous one. If there is a gap (others wrote, or a transaction was aborted), the changelog is read before the
-    transaction commits.
+    previous one. If they do not (others wrote, or a transaction was aborted), the changelog is read before the
+    transaction commits, from the newest record of the checkpoint on.
     """
 
     def __init__(self, changelog: Callable[[], Changelog]) -> None:
         self._changelog = changelog
-        #: topic, its ID, partition → where the known records end, and the offset that comes next if nobody else writes
-        self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
+        #: topic, its ID, partition → where the known records end, and the offset that comes next if nobody else writes;
+        #: None if nobody knows, because records were sent and their offsets were not learned
+        self._ends: dict[tuple[str, str, int], tuple[int, int | None]] = {}
 
     def known_until(self, info: TopicInfo, partition: int, offset: int) -> None:
         """Note that all records below an offset are known."""
         self._ends[info.name, info.topic_id, partition] = offset, offset
 
-    def check_delivered(self, identity: StoreIdentity, target: ChangelogMarker, delivered: Delivered) -> None:
-        """Before a commit: all records since the last one are its own. Raises: InvalidError."""
+    def sends(self, target: ChangelogMarker) -> int | None:
+        """Call this before records are sent. Returns: the offset that they get if nobody else writes, or None."""
         place = target.topic, target.topic_id or "", target.partition
-        end, expected = self._ends.get(place, (target.offset, target.offset))
+        end, expected = self._ends.get(place, (target.offset, None))
+        self._ends[place] = end, None
+        return expected
+
+    def check_delivered(
+        self, identity: StoreIdentity, target: ChangelogMarker, delivered: Delivered, expected: int | None
+    ) -> None:
+        """Before a commit: all records since the last one are its own. ``expected``: what :meth:`sends` has returned.
+
+        Raises: InvalidError; MissingState if records of the last one are gone.
+        """
+        place = target.topic, target.topic_id or "", target.partition
+        end, _ = self._ends.get(place, (target.offset, None))
         inside = delivered.end - delivered.start - delivered.records
-        others = str(inside) if inside else None
-        if not inside and delivered.start > expected:
-            others = count_records(self._changelog(), target.topic, target.partition, end, delivered.start)
+        others, lost = str(inside) if inside else None, None
+        if not inside and delivered.start != expected:
+            lost, tail = read_tail(self._changelog(), target, delivered.start)
+            others = _counted(len([one for one in batch if one.offset >= end]) for batch in tail)
         if others is not None:
             raise InvalidError(
                 f"somebody else has written {others} records to the changelog since the last commit",
@@ -109,6 +130,8 @@ class OwnRecords:
                 partition=target.partition,
                 offset=end,
             )
+        if lost is not None:
+            raise MissingState(f"the changelog has lost state: {lost}", topic=target.topic, partition=target.partition)
         self._ends[place] = delivered.end, delivered.end + 1
 
 
@@ -122,12 +145,16 @@ def unexplained(changelog: Changelog, topic: str, partition: int, markers: Seque
 
 def count_records(changelog: Changelog, topic: str, partition: int, start: int, end: int) -> str | None:
     """The number of committed records from ``start`` to ``end`` as text for a message; None if there are none."""
+    return _counted(map(len, changelog.read(topic, partition, start, end))) if start < end else None
+
+
+def _counted(numbers: Iterable[int]) -> str | None:
+    """The sum as text for a message; None if it is 0. Stops at a limit."""
     count = 0
-    if start < end:
-        for batch in changelog.read(topic, partition, start, end):
-            count += len(batch)
-            if count >= MOST_COUNTED:
-                return f"at least {MOST_COUNTED:,}"
+    for number in numbers:
+        count += number
+        if count >= MOST_COUNTED:
+            return f"at least {MOST_COUNTED:,}"
     return f"{count:,}" if count else None
 
 
@@ -137,6 +164,11 @@ def continues(base: Marker | None, topic: str, partition: int, topic_id: str | N
     if not isinstance(base, ChangelogMarker) or (base.topic, base.partition) != (topic, partition):
         return False
     return base.topic_id is None or topic_id is None or base.topic_id == topic_id
+
+
+def extended(marker: ChangelogMarker, by: Delivered) -> ChangelogMarker:
+    """The marker after more records."""
+    return replace(marker, offset=by.end, newest_ms=by.newest_ms, newest_deletes=by.newest_deletes)
 
 
 def _explained(info: TopicInfo, partition: int, markers: Sequence[Marker]) -> int:
@@ -173,6 +205,57 @@ def loss_of(marker: ChangelogMarker, found: TopicBounds | None) -> str | None:
     if marker.start < start:
         return f"it begins at offset {start}: records were deleted, and not by compaction"
     return None
+
+
+def read_tail(
+    changelog: Changelog, marker: ChangelogMarker, end: int, *, checked: bool = False
+) -> tuple[str | None, Iterator[Sequence[ChangelogRecord]]]:
+    """What a restore from the marker would lack although the changelog is long enough, None if nothing; and the
+    committed records from the marker to ``end``, in batches. Its newest record is read along with them.
+
+    Compaction removes an old delete, too. So nobody notices that a delete is lost when it is that old. Raises: as
+    :meth:`Changelog.read`.
+    """
+    if marker.newest_ms is None:
+        return None, changelog.read(marker.topic, marker.partition, marker.offset, end, checked=checked)
+    newest = marker.offset - 1
+    batches = iter(changelog.read(marker.topic, marker.partition, newest, max(end, marker.offset), checked=checked))
+    first: Sequence[ChangelogRecord] = next(batches, ())
+    found_ms = None
+    if first and first[0].offset == newest:
+        found_ms, first = first[0].timestamp_ms, first[1:]
+    lost = None
+    if found_ms != marker.newest_ms and not (found_ms is None and _is_expired(changelog, marker)):
+        what = "another one" if found_ms is not None else "nothing"
+        lost = f"the newest record of the checkpoint is gone, and {what} is at its offset {newest}"
+    return lost, chain([first] if first else [], batches)
+
+
+def _is_expired(changelog: Changelog, marker: ChangelogMarker) -> bool:
+    """Whether compaction may have removed the newest record of a marker, because it is an old delete."""
+    if not marker.newest_deletes or marker.newest_ms is None:
+        return False
+    keeps_ms = certain_ms(int(changelog.describe(marker.topic).config.get(RETENTION, "0")))
+    try:
+        return changelog.time_ms() - marker.newest_ms >= keeps_ms
+    except (AccessDenied, InvalidError):
+        return False  # the broker does not tell its time
+
+
+def certain_ms(waited_ms: int) -> int:
+    """The part of the cleaner's waiting time that is safe to rely on, in milliseconds."""
+    return waited_ms - min(MARGIN_MS, waited_ms // 10)
+
+
+def ends_with(changelog: Changelog, marker: ChangelogMarker, end: int) -> bool:
+    """Whether the changelog has the newest record of a marker, and no committed one from there to ``end``.
+
+    Raises: as :meth:`Changelog.read`.
+    """
+    if end < marker.offset:
+        return False
+    loss, tail = read_tail(changelog, marker, end)
+    return loss is None and not any(tail)
 
 
 class Losses:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
-from statemgr.backends.changelog.integrity import loss_of
+from statemgr.backends.changelog.integrity import RETENTION, certain_ms, loss_of, read_tail
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
@@ -57,9 +57,6 @@ _COPY_INSTEAD = (
 )
 _NEWER_INSTEAD = "choose a newer checkpoint: `statemgr checkpoints list` shows them; no other backend has this one"
 _LAG = "min.compaction.lag.ms"
-_RETENTION = "delete.retention.ms"
-#: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
-MARGIN_MS = 60_000
 
 
 class ChangelogRestore(RestoreManager):
@@ -90,7 +87,7 @@ class ChangelogRestore(RestoreManager):
         if not isinstance(older, ChangelogMarker) or not isinstance(newer, ChangelogMarker):
             return None
         info = self._checked(newer)
-        usable_s = certain_ms(int(info.config.get(_RETENTION, "0"))) / 1000
+        usable_s = certain_ms(int(info.config.get(RETENTION, "0"))) / 1000
         if not _is_before(older, newer) or not self._is_since(as_of, usable_s):
             return None
         return self._changes_between(identity.task, older, newer, as_of, usable_s)
@@ -131,9 +128,7 @@ class ChangelogRestore(RestoreManager):
         self._check_successor(successor, marker, info)
         found = read(marker, info, start)
         self._check_successor(successor, marker, info)
-        oldest_ms = self._oldest_of_tail(marker, end)
-        if oldest_ms is not None:
-            self._check_rewind(marker, info, oldest_ms)
+        self._check_tail(marker, info, end)
         self._checked(marker, info.topic_id)
         return found
 
@@ -232,21 +227,24 @@ class ChangelogRestore(RestoreManager):
                 + self._instead(),
             ) from error
 
-    def _oldest_of_tail(self, marker: ChangelogMarker, end: int) -> int | None:
-        """The time (epoch milliseconds) of the oldest committed record beyond the marker; None without a tail.
+    def _check_tail(self, marker: ChangelogMarker, info: TopicInfo, end: int) -> None:
+        """Check the newest record of the checkpoint, and the age of the oldest committed one beyond the marker.
 
         Records of an open transaction do not count, and nobody waits for its end: the cleaner stops before the first
         open one (LogCleanerManager.cleanableOffsets), so it has dropped no value for them.
+
+        Raises: MissingState if the changelog may not have had exactly the state.
         """
         changelog = self._services.changelog()
-        end = min(end, changelog.settled_end(marker.topic, marker.partition))
-        oldest_ms: int | None = None
-        if end <= marker.offset:
-            return None
-        for batch in changelog.read(marker.topic, marker.partition, marker.offset, end, checked=True):
-            in_batch = min(record.timestamp_ms for record in batch)
-            oldest_ms = in_batch if oldest_ms is None else min(oldest_ms, in_batch)
-        return oldest_ms
+        settled = changelog.settled_end(marker.topic, marker.partition)
+        if settled < marker.offset:
+            self._checked_bounds(marker)
+        loss, tail = read_tail(changelog, marker, min(end, settled), checked=True)
+        oldest_ms = min((record.timestamp_ms for batch in tail for record in batch), default=None)
+        if oldest_ms is not None:
+            self._check_rewind(marker, info, oldest_ms)
+        if loss is not None:
+            raise self._refused(marker, f"the changelog cannot supply the checkpoint: {loss}")
 
     def _check_successor(self, successor: Successor | None, marker: ChangelogMarker, info: TopicInfo) -> None:
         """For an older checkpoint: check the time of the checkpoint that followed it, whose records may be gone. The
@@ -314,7 +312,7 @@ def newest_base(
         older: state ID → its marker in the older retained checkpoints.
         settings: the settings of the changelog topic.
     """
-    usable_s = certain_ms(int(settings.get(_RETENTION, "0"))) / 1000
+    usable_s = certain_ms(int(settings.get(RETENTION, "0"))) / 1000
     found: list[ReplayBase] = []
     for directory in local:
         of = older.get(directory.state_id)
@@ -324,11 +322,6 @@ def newest_base(
         if base.is_usable(now):
             found.append(base)
     return max(found, key=lambda base: base.offset, default=None)
-
-
-def certain_ms(waited_ms: int) -> int:
-    """The part of the cleaner's waiting time that is safe to rely on, in milliseconds."""
-    return waited_ms - min(MARGIN_MS, waited_ms // 10)
 
 
 def _is_before(of: ChangelogMarker, marker: ChangelogMarker) -> bool:

@@ -142,7 +142,7 @@ def largest(config: JobConfig, blob: str, outstanding: int) -> CheckpointRecord:
 def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
     if factory == KAFKA_CHANGELOG:
         topic = config.stores[store].changelog_topic
-        return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST, _MOST)
+        return ChangelogMarker(topic, "A" * 22, config.tasks, _MOST, _MOST, _MOST)
     index = BlobRef(f"{prefix}/{_ATTEMPT}/index-1", _MOST, bytes(16), _MOST)
     snapshot = ChainSnapshot(index, f"{_ATTEMPT}-{store}", _MOST)
     # a chain without segments is inline whatever its size

@@ -297,5 +297,9 @@ class KafkaTransaction:
             return
         assert partition is not None
         assert offset is not None
-        start, end, records = self._delivered.get((topic, partition), (offset, 0, 0))
-        self._delivered[topic, partition] = Delivered(min(start, offset), max(end, offset + 1), records + 1)
+        known = self._delivered.get((topic, partition))
+        newest = Delivered(offset, offset + 1, 1, message.timestamp()[1], message.value() is None)
+        if known is not None:
+            later = newest if offset >= known.end else known
+            newest = later._replace(start=min(known.start, offset), records=known.records + 1)
+        self._delivered[topic, partition] = newest

@@ -30,7 +30,7 @@ from statemgr.model.codecs.records import (
     is_key,
     is_whole,
     sequence_of,
-    value_header,
+    value_headers,
     with_sequence,
 )
 
@@ -58,6 +58,6 @@ __all__ = [
     "is_key",
     "is_whole",
     "sequence_of",
-    "value_header",
+    "value_headers",
     "with_sequence",
 ]

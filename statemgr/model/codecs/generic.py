@@ -17,7 +17,7 @@ another shape than its schema has a :class:`Form`. A rule that no schema can exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -91,6 +91,11 @@ class Codec(Generic[_T]):
     def header(self) -> bytes:
         """The first bytes of every value that is written."""
         return self._objects.header
+
+    @property
+    def headers(self) -> Collection[bytes]:
+        """The first bytes of every value that is read: of this schema, and of older ones."""
+        return self._objects.headers
 
     @cached_property
     def _objects(self) -> SingleObjects:

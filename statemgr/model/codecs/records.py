@@ -10,7 +10,7 @@ A decoded value is well formed, but not yet trusted: see ``snapshot.validate`` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,12 +66,12 @@ _KEY_V1 = Codec("checkpoint_key.v1", CheckpointKey, SHAPES)
 _KEY = Codec("checkpoint_key.v2", dict, SHAPES)
 _VALUE_V1 = Codec("checkpoint.v1", _VersionOne, SHAPES)
 _JOB = Codec("checkpoint_job.v2", JobCheckpoint, SHAPES)
-_TASK = Codec("checkpoint_task.v2", TaskCheckpoint, SHAPES)
+_TASK = Codec("checkpoint_task.v3", TaskCheckpoint, SHAPES)
 
 
-def value_header(version: int, task: str) -> bytes:
-    """The first bytes of the values of a task's records, or of job records if ``task`` is empty."""
-    return (_VALUE_V1 if version == 1 else _TASK if task else _JOB).header
+def value_headers(version: int, task: str) -> Collection[bytes]:
+    """What the values of a task's records may begin with, or of job records if ``task`` is empty."""
+    return (_VALUE_V1 if version == 1 else _TASK if task else _JOB).headers
 
 
 # --- keys -------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def decode_record_v1(key: CheckpointKey, data: bytes, place: Place = NOWHERE) ->
 
 _INDEX = Codec("snapshot_index.v1", SnapshotIndex, SHAPES, MAX_INDEX_SIZE)
 _CHAIN = Codec("segment_chain.v1", SegmentChain, SHAPES, MAX_CHAIN_SIZE)
-_PREPARED = Codec("prepared_commit.v1", PreparedCommit, SHAPES)
+_PREPARED = Codec("prepared_commit.v2", PreparedCommit, SHAPES)
 
 
 def encode_index(index: SnapshotIndex) -> bytes:

@@ -24,7 +24,7 @@ _FREE = 128 * 1024 * 1024
 
 @cache
 def load_schema_files() -> dict[str, bytes]:
-    """Name (``checkpoint_task.v2``) → content of the ``.avsc`` file, for every schema.
+    """Name (``checkpoint_task.v3``) → content of the ``.avsc`` file, for every schema.
 
     Raises: MissingError if the installation has none.
     """

@@ -56,7 +56,7 @@ class Offer:
 
 
 _KEY = Codec("offer_key.v1", OfferKey, SHAPES)
-_VALUE = Codec("offer.v1", Offer, SHAPES)
+_VALUE = Codec("offer.v2", Offer, SHAPES)
 
 
 def encode_offer(key: OfferKey, offer: Offer) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
-from statemgr.backends.changelog.restore import certain_ms
+from statemgr.backends.changelog.integrity import certain_ms
 from statemgr.errors import AccessDenied, InvalidError, LayoutMismatch, MissingState
 from statemgr.ids import task_name
 from statemgr.operations.adopt.found import OldJob, OldPartition, Request

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from statemgr.backends.changelog.restore import certain_ms
+from statemgr.backends.changelog.integrity import certain_ms
 from statemgr.errors import FencedError, InvalidError, PermissionNeeded, StatemgrError
 from statemgr.ids import task_name
 from statemgr.local import ChangeWriter

@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from statemgr.backends.changelog.restore import MARGIN_MS, ChangelogRestore, certain_ms
+from statemgr.backends.changelog.integrity import MARGIN_MS, certain_ms
+from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import AccessDenied, InvalidError, MissingState
 from statemgr.ids import CheckpointId, task_index

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statemgr.backends.changelog.restore import certain_ms
+from statemgr.backends.changelog.integrity import certain_ms
 from statemgr.config.factories import BLOB_STORE
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingState, RetryableError, UnavailableError

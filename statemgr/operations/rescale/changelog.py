@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statemgr.backends.changelog.backup import deletes_of
+from statemgr.backends.changelog.integrity import extended
 from statemgr.ids import transactional_id
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.model.checkpoint import ChangelogMarker
@@ -58,20 +59,19 @@ class NewPartition:
         services, topic = self.services, self.info.name
         start, end = services.changelog().bounds(topic, self.number)
         begin = end
+        marker = ChangelogMarker(topic, self.info.topic_id, self.number, end, begin)
         if end > start:
-            end = self.send(deletes_of(services, topic, self.number, start, end)) or end
+            marker = self.send(marker, deletes_of(services, topic, self.number, start, end))
         with read_copy(services, directory) as copy:
-            end = self.send(batches(services, self.store, copy, None, None)) or end
-        return ChangelogMarker(topic, self.info.topic_id, self.number, end, begin)
+            return self.send(marker, batches(services, self.store, copy, None, None))
 
-    def send(self, source: Iterable[Sequence[Change]]) -> int | None:
-        """Send changes in transactions. Returns: the offset after the last of them; None without any."""
-        end = None
+    def send(self, marker: ChangelogMarker, source: Iterable[Sequence[Change]]) -> ChangelogMarker:
+        """Send changes after a marker, in transactions. Returns: the marker after them."""
         for some in _transactions(source):
             with self.publisher.transaction() as transaction:
                 transaction.send_changes(self.info.name, self.number, some)
-                end = transaction.flush()[self.info.name, self.number].end
-        return end
+                marker = extended(marker, transaction.flush()[self.info.name, self.number])
+        return marker
 
 
 def _transactions(batches: Iterable[Sequence[Change]]) -> Iterator[list[Change]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from statemgr.backends.changelog.integrity import ends_with
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob
 from statemgr.flows.committing.limits import shortest_grace_ms
@@ -176,7 +177,7 @@ class NewStores:
             return False
         log = self._services.changelog()
         _, end = log.bounds(marker.topic, marker.partition)
-        return not any(log.read(marker.topic, marker.partition, marker.offset, end))
+        return ends_with(log, marker, end)
 
 
 class _Whole:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
+from statemgr.backends.changelog.integrity import ends_with
 from statemgr.errors import CorruptError, CorruptFile, MissingError
 from statemgr.ids import task_name
 from statemgr.local import cloned, durable, open_store
@@ -190,10 +191,9 @@ def extend_changelog(
     """
     with fenced_partition(services, spread.store, info, task) as partition:
         _, end = services.changelog().bounds(info.name, task)
-        if marker.topic_id != info.topic_id or any(services.changelog().read(info.name, task, marker.offset, end)):
+        if marker.topic_id != info.topic_id or not ends_with(services.changelog(), marker, end):
             return partition.fill(directory)
-        sent = partition.send(_of_task(spread, task, files, spread.hashes(services)))
-        return marker if sent is None else replace(marker, offset=sent)
+        return partition.send(marker, _of_task(spread, task, files, spread.hashes(services)))
 
 
 def _of_task(spread: Spread, task: int, files: Sequence[str], hashes: Hashes) -> Iterator[list[Change]]:

@@ -15,7 +15,6 @@ from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.machine import SystemClock, system_ids
-from statemgr.ports import Delivered
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
 from tests.kafka_jobs import wait_until
@@ -59,11 +58,12 @@ def publisher(config: JobConfig) -> TransactionalPublisher:
     return made
 
 
-def publish(by: TransactionalPublisher, topic: str, *keys: bytes) -> Delivered:
-    """Publish one record per key. Return their offsets."""
+def publish(by: TransactionalPublisher, topic: str, *keys: bytes) -> tuple[int, int, int]:
+    """Publish one record per key. Return the offset of the first, the one after the last, and their number."""
     with by.transaction() as transaction:
         transaction.send_changes(topic, 0, [(key, b"v") for key in keys])
-        return transaction.flush()[topic, 0]
+        start, end, records, _, _ = transaction.flush()[topic, 0]
+        return start, end, records
 
 
 def keys(changelog: ChangelogTopics, topic: str) -> list[bytes]:
@@ -80,6 +80,24 @@ def test_a_transaction_is_published_whole(config: JobConfig, changelog: Changelo
     assert keys(changelog, topic) == [b"a", b"b", b"c", b"d"]
     assert changelog.bounds(topic, 0) == (0, 6)
     assert changelog.settled_end(topic, 0) == 6
+    by.close()
+
+
+def test_the_newest_record_is_recognised(config: JobConfig, changelog: ChangelogTopics) -> None:
+    """A reader finds the newest delivered record with the timestamp that the producer was told, whether the client or
+    the broker has set it."""
+    by = publisher(config)
+    for topic in (config.stores["totals"].changelog_topic, config.checkpoint_topic):
+        for changes, deletes in (
+            (((b"a", b"1"), (b"b", None)), True),
+            (((b"c", None), (b"d", b"2"), (b"e", b"3")), False),
+        ):
+            with by.transaction() as transaction:
+                transaction.send_changes(topic, 0, changes)
+                found = transaction.flush()[topic, 0]
+            (record,) = next(iter(changelog.read(topic, 0, found.end - 1, found.end)))
+            assert (record.timestamp_ms, record.value is None) == (found.newest_ms, deletes)
+            assert found.newest_deletes == deletes
     by.close()
 
 

@@ -43,8 +43,11 @@ def maps(values: st.SearchStrategy[object], keys: st.SearchStrategy[str] = texts
 
 
 blobs = st.builds(BlobRef, texts, counts, hashes, st.none() | counts)
+changelog_markers = st.builds(
+    ChangelogMarker, texts, st.none() | texts, ints, counts, newest_ms=st.none() | counts, newest_deletes=st.booleans()
+)
 markers = st.one_of(
-    st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts),
+    changelog_markers,
     st.builds(BlobMarker, blob=blobs) | st.builds(BlobMarker, inline=contents),
     st.builds(OpaqueMarker, contents),
 )
@@ -69,7 +72,7 @@ checkpoints = st.builds(
     record_version=st.integers(1, 2),
     input_topic_ids=maps(texts),
     serdes=maps(st.tuples(texts, texts)),
-    retired_changelogs=maps(few(st.builds(ChangelogMarker, texts, st.none() | texts, ints, counts))),
+    retired_changelogs=maps(few(changelog_markers)),
     kept=few(texts),
 )
 records = st.builds(

@@ -234,7 +234,7 @@ def test_altered_records_never_take_much_memory() -> None:
     random_source = random.Random(59)
     records = [
         record(schema, random_source.randbytes(random_source.choice((10, 200, 3000))))
-        for schema in ("snapshot_index.v1", "segment_chain.v1", "checkpoint_task.v2", "prepared_commit.v1")
+        for schema in ("snapshot_index.v1", "segment_chain.v1", "checkpoint_task.v3", "prepared_commit.v2")
         for _ in range(100)
     ]
     assert all(len(data) > HEADER_SIZE for data in records)

@@ -59,10 +59,10 @@ def test_single_object_encoding() -> None:
         "checkpoint_key.v1": codecs.encode_key(KEY_V1),
         "checkpoint_key.v2": codecs.encode_key(KEY),
         "checkpoint_job.v2": codecs.encode_job(JOB_KEY, JOB)[1],
-        "checkpoint_task.v2": VALUE,
+        "checkpoint_task.v3": VALUE,
         "checkpoint.v1": codecs.encode_record_v1(sample.RECORD),
         "snapshot_index.v1": codecs.encode_index(sample.INDEX),
-        "prepared_commit.v1": codecs.encode_prepared(sample.PREPARED),
+        "prepared_commit.v2": codecs.encode_prepared(sample.PREPARED),
         "segment_chain.v1": codecs.encode_chain(sample.CHAIN),
     }.items():
         assert data[:10] == single_objects(name).header
@@ -192,10 +192,10 @@ def test_many_partitions_take_little_room() -> None:
 )
 def test_impossible_input_partitions_are_refused(runs: list[dict[str, object]]) -> None:
     """A negative partition or a partition that occurs twice is refused."""
-    value = in_avro("checkpoint_task.v2", codecs.encode_checkpoint(sample.CHECKPOINT))
+    value = in_avro("checkpoint_task.v3", codecs.encode_checkpoint(sample.CHECKPOINT))
     value["publish"]["inputs"]["topics"] = [{"topic": "t", "topic_id": None, "runs": runs}]
     with pytest.raises(CorruptRecord, match="partition"):
-        codecs.decode_checkpoint(Codec("checkpoint_task.v2", dict, SHAPES).encode(value))
+        codecs.decode_checkpoint(Codec("checkpoint_task.v3", dict, SHAPES).encode(value))
 
 
 @pytest.mark.parametrize(

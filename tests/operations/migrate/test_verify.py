@@ -52,7 +52,7 @@ def tampered(config: JobConfig, records: list[tuple[bytes, bytes | None]]) -> No
     marker = checkpoint.marker(CHANGELOG, "totals")
     assert isinstance(marker, ChangelogMarker)
     markers = {name: dict(stores) for name, stores in checkpoint.state_checkpoint_markers.items()}
-    markers[CHANGELOG]["totals"] = replace(marker, offset=marker.offset + 1 + len(records))
+    markers[CHANGELOG]["totals"] = replace(marker, offset=marker.offset + 1 + len(records), newest_ms=None)
     publish_by_hand(config, replace(record, checkpoints=(replace(checkpoint, state_checkpoint_markers=markers),)))
     current(config)  # waits until the transaction is settled on the partition, as the command does not
 

@@ -46,7 +46,7 @@ def offset_of_the_last_record() -> Patches:
 
     def marker(self: Any, delivered: Any) -> Any:
         made: Any = real(self, delivered)
-        return made if made.offset <= made.start else replace(made, offset=made.offset - 1)
+        return made if made.offset <= made.start else replace(made, offset=made.offset - 1, newest_ms=None)
 
     return [patch(changelog_backup._Staged, "marker", marker)]
 
@@ -287,3 +287,15 @@ def cut_changelogs_count_as_whole() -> Patches:
     """A changelog that was cut, or deleted and created again, counts as whole, and nothing fills it again."""
     modules = (integrity, changelog_backup, changelog_restore)
     return [patch(module, "loss_of", lambda marker, found: None) for module in modules]
+
+
+@known
+def long_changelogs_count_as_whole() -> Patches:
+    """A changelog that lost its newest records counts as whole when others have taken their offsets."""
+    real = integrity.read_tail
+
+    def read_tail(changelog: Any, marker: Any, end: int, **more: Any) -> Any:
+        return real(changelog, replace(marker, newest_ms=None), end, **more)
+
+    modules = (integrity, changelog_backup, changelog_restore)
+    return [patch(module, "read_tail", read_tail) for module in modules]
