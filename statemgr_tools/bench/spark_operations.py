@@ -52,7 +52,7 @@ _DEADLINE_S = 1800
 #: and the files of the first batch are still written to disk and compacted.
 _WARM_UP = 10
 #: The same for batches that take minutes.
-_SHORT_WARM_UP = 3
+_SHORT_WARM_UP = 1
 #: Number of batches until every executor has had every task.
 _SETTLING = 15
 #: A key and its two numbers.
