@@ -331,6 +331,15 @@ class History:
             self.broker.delete(topic)
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
 
+    def _delete_made_topics(self) -> None:
+        """Somebody deletes changelogs that the broker has made for a record of an owner that lived on without one."""
+        for store in STORES:
+            topic = self.config("", 0).stores[store].changelog_topic
+            found = self.broker.topics.get(topic)
+            if found is not None and found.settings["cleanup.policy"] != "compact":
+                self.broker.delete(topic)
+                self.network.happened("deleted changelog", f"somebody deletes {topic}, which the broker has made")
+
     def _lose_tail(self, topic: str, moment: str) -> None:
         """A changelog loses its newest transactions, and perhaps aborted records take their offsets at once."""
         transactions = 1 + self.scheduler.decide(f"how much is lost {moment}", 3)
@@ -483,6 +492,7 @@ class History:
         self._look_after_servers()
         backends = [*BACKENDS, *([_PLUG_IN] if self._plugs_in else ())]
         both = {"task.backup.factories": backends}
+        self._delete_made_topics()
         if self._loses and _LOSSES[scheduler.decide("what is lost", len(_LOSSES))] == "tail":
             topic = self.config("", 0).stores[STORES[scheduler.decide("which tail is lost", 2)]].changelog_topic
             if topic in self.broker.topics:
