@@ -15,6 +15,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.ids import task_name
 from statemgr.local import bulk_writer
+from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.changelog import fenced_partition
 from statemgr.operations.rescale.spread import RescaledJob, rescale_job, rescale_unit
@@ -179,13 +180,14 @@ def test_a_partition_is_looked_at_when_older_tries_are_fenced(kafka: KafkaServer
     make_topic(config, topic := config.stores["totals"].changelog_topic, 1)
     with closing(open_services(config)) as services:
         info = services.changelog().describe(topic)
+        empty = ChangelogMarker(topic, info.topic_id, 0, 0)
         with bulk_writer("rocksdb", tmp_path / "new", {}) as writer:
             writer.write([(b"a", b"1")])
         with fenced_partition(services, "totals", info, 0) as older:
-            older.send([[(b"a", b"0"), (b"b", b"0")]])
+            older.send(empty, [[(b"a", b"0"), (b"b", b"0")]])
             with fenced_partition(services, "totals", info, 0) as newer:
                 with pytest.raises(FencedError):
-                    older.send([[(b"c", b"0")]])
+                    older.send(empty, [[(b"c", b"0")]])
                 marker = newer.fill(tmp_path / "new")
         found = dict[bytes, bytes | None]()
         for batch in services.changelog().read(topic, 0, 0, marker.offset):
