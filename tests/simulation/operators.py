@@ -85,6 +85,8 @@ class Operators:
         self.copies: list[tuple[JobConfig, int]] = []
         #: whether the job of other software is adopted; None if there is none
         self.adopted: bool | None = None
+        #: whether a command has reported that it did this itself
+        self._was_adopted_by_one = False
         #: whether a rescale may be in force
         self.is_rescaled = False
         #: the numbers of the rescale commands that were given
@@ -373,11 +375,14 @@ class Operators:
         factories = {f"task.{kind}.factories": ["kafka-changelog"] for kind in ("backup", "restore")}
         config = JobConfig.from_mapping(config.to_mapping(), factories)
         request = Request(ORIGINS["raw"], _OLD_JOB, _OLD_CHANGELOGS, inputs=config.inputs, tasks=1, settle_s=1.0)
+        was_adopted = self.adopted
         with self._opened(config, owned=True) as (services, log), OldTopics(config, services.clock) as old:
             found = adopt(services, log, old, request, in_place=False, progress=no_progress)
         self._scheduler.note("adopted" if found.old else "adopted already")
-        if self.adopted and found.old:
-            raise Wrong("a job is adopted twice")
+        if found.old:
+            if was_adopted or self._was_adopted_by_one:
+                raise Wrong("a job is adopted twice")
+            self._was_adopted_by_one = True
         self.adopted = True
         if self._ends() != self._old_ends:
             raise Wrong("somebody has written to the changelogs of the old job")
