@@ -362,13 +362,16 @@ class History:
             self.model.expect(error)
 
     def _lacks_a_backend(self, error: StatemgrError, config: JobConfig) -> bool:
-        """Whether an opening with this configuration was refused because an owner with an older one, which lived when
-        an operator took a step, has committed without the backend to restore from."""
+        """Whether an opening with this configuration was refused because the backend to restore from got no commit: an
+        owner with an older configuration, which lived when an operator took a step, has committed without it, or this
+        configuration is the older one."""
         if not isinstance(error, MissingState) or "has no marker of it" not in error.message:
             return False
         store = str(error.where["store"])
         restores = config.stores[store].restore_factories
-        return any(set(restores).isdisjoint(older.stores[store].backup_factories) for older in self._outdated)
+        return config in self._outdated or any(
+            set(restores).isdisjoint(older.stores[store].backup_factories) for older in self._outdated
+        )
 
     @property
     def _loses(self) -> bool:
