@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
-from spark_integration import driver
+from spark_integration import stage
 from spark_integration.attempt import Work
 from tests.kafka_jobs import wait_until
 from tests.spark.conftest import Pipeline
@@ -20,13 +20,13 @@ def test_checkpoints_in_a_blob(pipeline: MakePipeline, monkeypatch: pytest.Monke
     """Workers fetch their own checkpoints from a blob, as in a job of many tasks. The driver then deletes the blob."""
     monkeypatch.setattr("statemgr.engine.shared_checkpoints.INLINE_LIMIT", 0)
     shipped: list[int] = []
-    worker = driver.worker
+    worker = stage.worker
 
     def measured(work: Work) -> object:
         shipped.append(len(CloudPickleSerializer().dumps(work)))
         return worker(work)
 
-    monkeypatch.setattr(driver, "worker", measured)
+    monkeypatch.setattr(stage, "worker", measured)
     job = pipeline(tasks=4)
     for rows in (100, 60, 40):
         job.produce(rows)
