@@ -72,8 +72,9 @@ _COMPACTED_S = 4 * 3600.0 + 1.0
 #: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
 #: meanwhile.
 _plugins = cache(importlib.metadata.entry_points)
-#: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer.
-PATIENCE_S = 3600.0
+#: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer than half of
+#: this, and a process may be suspended several times.
+PATIENCE_S = 7200.0
 #: What may have happened when bytes are wrong, or something is missing.
 _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
 #: What one of two backends may lose.
