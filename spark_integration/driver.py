@@ -256,10 +256,8 @@ class Driver:
                 "the input has a source other than Kafka, and only a checkpoint location can continue it",
                 hint=".option('checkpointLocation', 'file:///…'), one for each query",
             )
-        if self._query_id is None:
-            self.offsets.location.forget_quick(spark)
         start, end = to_json(source.start, source.others_start), to_json(source.end, source.others_end)
-        batch = MicroBatch(self._id(self.offsets.location), batch_id, start, end, source.watermark_ms)
+        batch = MicroBatch(self._id(self.offsets.location, spark), batch_id, start, end, source.watermark_ms)
         replayed = self._recognise(batch, source)
         if not replayed and self._has_nothing_to_do(source):
             return None
@@ -311,12 +309,13 @@ class Driver:
             location=location.uri, job=self.plan.config.job_name,
         )  # fmt: skip
 
-    def _id(self, location: Location) -> str:
-        """The query's ID. The first call also checks that Spark keeps no state in the location.
+    def _id(self, location: Location, spark: SparkSession) -> str:
+        """The query's ID. The first call also checks that Spark keeps no state in the location, whose logs are open.
 
         Raises: BatchMismatch if a location that is cheap to read is not this query's any more.
         """
         if self._query_id is None:
+            location.forget_quick(spark)
             check_no_state(location)
             self._query_id = location.query_id()
         elif location.is_local and (lost := self.lost_location()) is not None:
