@@ -127,11 +127,10 @@ class ChangelogBackup(BackupManager):
         info, changelog = self._describe(topic, _OPENED_WITHIN_S), self._services.changelog()
         start, end = changelog.bounds(topic, partition)
         loss = loss_of(marker, TopicBounds(info.topic_id, info.partitions, {partition: (start, end)}))
-        if loss is not None:
-            raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
-        loss, tail = read_tail(changelog, marker, end, checked=True)
-        if any(tail):
-            return True
+        if loss is None:
+            loss, tail = read_tail(changelog, marker, end, checked=True)
+            if any(tail):
+                return True
         if loss is not None:
             raise MissingState(f"the changelog has lost state: {loss}", topic=topic, partition=partition)
         self._own.known_until(info, partition, end)

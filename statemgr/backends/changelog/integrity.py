@@ -24,8 +24,6 @@ from statemgr.ports import Changelog, ChangelogRecord, Clock, Delivered, StoreId
 MOST_COUNTED = 10_000
 #: Seconds for which an answer of the brokers is used again, for many tasks and stores.
 _FRESH_S = 10.0
-#: The setting of a topic that says for how long compaction keeps deletes, in milliseconds.
-RETENTION = "delete.retention.ms"
 #: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
 MARGIN_MS = 60_000
 
@@ -235,7 +233,7 @@ def _is_expired(changelog: Changelog, marker: ChangelogMarker) -> bool:
     """Whether compaction may have removed the newest record of a marker, because it is an old delete."""
     if not marker.newest_deletes or marker.newest_ms is None:
         return False
-    keeps_ms = certain_ms(int(changelog.describe(marker.topic).config.get(RETENTION, "0")))
+    keeps_ms = deletes_kept_ms(changelog.describe(marker.topic).config)
     try:
         return changelog.time_ms() - marker.newest_ms >= keeps_ms
     except (AccessDenied, InvalidError):
@@ -245,6 +243,11 @@ def _is_expired(changelog: Changelog, marker: ChangelogMarker) -> bool:
 def certain_ms(waited_ms: int) -> int:
     """The part of the cleaner's waiting time that is safe to rely on, in milliseconds."""
     return waited_ms - min(MARGIN_MS, waited_ms // 10)
+
+
+def deletes_kept_ms(settings: Mapping[str, str]) -> int:
+    """For how long compaction certainly keeps the deletes of a topic with these settings, in milliseconds."""
+    return certain_ms(int(settings.get("delete.retention.ms", "0")))
 
 
 def ends_with(changelog: Changelog, marker: ChangelogMarker, end: int) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, TypeVar
 
-from statemgr.backends.changelog.integrity import RETENTION, certain_ms, loss_of, read_tail
+from statemgr.backends.changelog.integrity import certain_ms, deletes_kept_ms, loss_of, read_tail
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
@@ -87,7 +87,7 @@ class ChangelogRestore(RestoreManager):
         if not isinstance(older, ChangelogMarker) or not isinstance(newer, ChangelogMarker):
             return None
         info = self._checked(newer)
-        usable_s = certain_ms(int(info.config.get(RETENTION, "0"))) / 1000
+        usable_s = deletes_kept_ms(info.config) / 1000
         if not _is_before(older, newer) or not self._is_since(as_of, usable_s):
             return None
         return self._changes_between(identity.task, older, newer, as_of, usable_s)
@@ -312,7 +312,7 @@ def newest_base(
         older: state ID → its marker in the older retained checkpoints.
         settings: the settings of the changelog topic.
     """
-    usable_s = certain_ms(int(settings.get(RETENTION, "0"))) / 1000
+    usable_s = deletes_kept_ms(settings) / 1000
     found: list[ReplayBase] = []
     for directory in local:
         of = older.get(directory.state_id)

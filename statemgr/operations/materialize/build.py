@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from statemgr.backends.changelog.integrity import MARGIN_MS, certain_ms
+from statemgr.backends.changelog.integrity import MARGIN_MS, certain_ms, deletes_kept_ms
 from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import AccessDenied, InvalidError, MissingState
@@ -238,7 +238,7 @@ class ChangelogBuild:
 
     def _most_ms(self, info: TopicInfo) -> int:
         """Milliseconds that the build may take."""
-        return certain_ms(int(info.config.get("delete.retention.ms", "0")))
+        return deletes_kept_ms(info.config)
 
     def _refused(self, why: str, hint: str) -> MissingState:
         return MissingState(
