@@ -72,9 +72,9 @@ _COMPACTED_S = 4 * 3600.0 + 1.0
 #: Each new process looks for installed plugins, which takes as long as the rest of its start. Nothing is installed here
 #: meanwhile.
 _plugins = cache(importlib.metadata.entry_points)
-#: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer than half of
-#: this, and a process may be suspended several times.
-PATIENCE_S = 7200.0
+#: Seconds after which an operation that has no end is a fault: no deadline of the configurations is longer. The time
+#: for which its process was suspended does not count.
+PATIENCE_S = 3600.0
 #: What may have happened when bytes are wrong, or something is missing.
 _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
 #: What one of two backends may lose.
@@ -274,7 +274,7 @@ class History:
         self.over = True
         for owner in self._owners:
             self._stop(owner.process)
-            self.wait_for(owner.thread, owner.process.name)
+            self.wait_for(owner.thread, owner.process)
             scheduler.kill(owner.process)
 
     def _between(self, number: int) -> None:
@@ -364,15 +364,13 @@ class History:
 
     def _lacks_a_backend(self, error: StatemgrError, config: JobConfig) -> bool:
         """Whether an opening with this configuration was refused because the backend to restore from got no commit: an
-        owner with an older configuration, which lived when an operator took a step, has committed without it, or this
-        configuration is the older one."""
+        owner with an older configuration, which lived when an operator took a step, has committed without it, or
+        owners with the present configuration have, and this one is older."""
         if not isinstance(error, MissingState) or "has no marker of it" not in error.message:
             return False
         store = str(error.where["store"])
-        restores = config.stores[store].restore_factories
-        return config in self._outdated or any(
-            set(restores).isdisjoint(older.stores[store].backup_factories) for older in self._outdated
-        )
+        restores, owners = config.stores[store].restore_factories, [*self._outdated, self.config("", 0)]
+        return any(set(restores).isdisjoint(owner.stores[store].backup_factories) for owner in owners)
 
     @property
     def _loses(self) -> bool:
@@ -549,14 +547,17 @@ class History:
         process = Process(name, machine)
         config = self.config(machine, 0, **(more or {}))
         thread = self.scheduler.start(name, process, lambda: work(config))
-        self.wait_for(thread, name)
+        self.wait_for(thread, process)
         self.scheduler.kill(process)
 
-    def wait_for(self, thread: Thread, name: str) -> None:
-        """Raises: Wrong if the thread does not end."""
-        self._wait(thread, PATIENCE_S)
+    def wait_for(self, thread: Thread, process: Process) -> None:
+        """Wait for a thread of a process. Raises: Wrong if the thread does not end."""
+        counted_s, left_s = process.paused_s, PATIENCE_S
+        while thread.is_alive() and left_s > 0:
+            self._wait(thread, left_s)
+            counted_s, left_s = process.paused_s, process.paused_s - counted_s
         if thread.is_alive():
-            raise Wrong(f"{name} did not end within {PATIENCE_S:.0f} s")
+            raise Wrong(f"{process.name} did not end within {PATIENCE_S:.0f} s")
 
     def _end_well(self, config: JobConfig) -> None:
         for part in self.parts:

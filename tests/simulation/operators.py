@@ -172,7 +172,7 @@ class Operators:
                 scheduler.note(f"{moment} begins")
                 threads.append((process, scheduler.start(moment, process, give)))
             for process, thread in threads:
-                history.wait_for(thread, process.name)
+                history.wait_for(thread, process)
                 scheduler.kill(process)
             if ended:
                 return

@@ -73,6 +73,7 @@ class Scheduler(Turns):
     def pause(self, process: Process, seconds: float) -> None:
         """Give a process no turn for so long."""
         process.paused_until = self.now + seconds
+        process.paused_s += seconds
         if self.current is not None and self.current.process is process:
             self.point()
 

@@ -44,6 +44,8 @@ class Process:
         self.alive = True
         self.ended_at = 0.0
         self.paused_until = 0.0
+        #: for how many seconds it was suspended in all
+        self.paused_s = 0.0
         self.locked_files: set[int] = set()
         self.calls: dict[str, int] = {}
         #: whether it has given its partitions back to its group, or knows that it has lost them
