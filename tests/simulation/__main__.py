@@ -90,7 +90,8 @@ def _live(history: History, fault: str | None) -> BaseException | None:
     from tests.simulation.known_faults import put_back
 
     gc.collect()
-    gc.freeze()  # what is left by now need not be looked at after each history
+    if not gc.get_freeze_count():
+        gc.freeze()  # modules need not be looked at after each history
     try:
         with put_back(fault):
             history.run()

@@ -342,10 +342,16 @@ class History:
                 self.network.happened("deleted changelog", f"somebody deletes {topic}, which the broker has made")
 
     def _lose_tail(self, topic: str, moment: str) -> None:
-        """A changelog loses its newest transactions, and perhaps aborted records take their offsets at once."""
+        """A changelog loses its newest transactions, and perhaps aborted records take their offsets at once.
+
+        While an owner lives, they do not take exactly these offsets: nobody but the owner has a transaction there.
+        """
         transactions = 1 + self.scheduler.decide(f"how much is lost {moment}", 3)
-        is_hidden = self.scheduler.decide(f"others take the offsets {moment}", 2)
-        (self.broker.lose_hidden_tail if is_hidden else self.broker.lose_tail)(topic, transactions)
+        if self.scheduler.decide(f"others take the offsets {moment}", 2):
+            lives = any(owner.thread.is_alive() for owner in self._owners)
+            self.broker.lose_hidden_tail(topic, transactions, longer=lives)
+        else:
+            self.broker.lose_tail(topic, transactions)
 
     @property
     def has_member(self) -> bool:

@@ -253,10 +253,12 @@ class Broker(MemoryBroker):
             self.changed.notify_all()
             return True
 
-    def lose_hidden_tail(self, topic: str, transactions: int) -> None:
-        """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before."""
+    def lose_hidden_tail(self, topic: str, transactions: int, *, longer: bool) -> None:
+        """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before,
+        or ``longer`` by one.
+        """
         with self.changed:
-            end = len(self.log(topic, 0).entries)
+            end = len(self.log(topic, 0).entries) + longer
             if not self.lose_tail(topic, transactions):
                 return
             producer = self.fence("aborted", 900_000)
