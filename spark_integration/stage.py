@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_integration.attempt import RESULT, Work, worker
 from spark_integration.partitioning import TASK_COLUMN, Partitioning
+from spark_integration.placement import placed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,12 +28,15 @@ class Stage:
     Raises: InvalidError if a column is missing, or has the name of the column that this adds.
     """
 
-    def __init__(self, rows: DataFrame, partitioning: Partitioning, tasks: int, order: Sequence[str]) -> None:
+    def __init__(
+        self, rows: DataFrame, partitioning: Partitioning, tasks: int, order: Sequence[str], job: str = ""
+    ) -> None:
         from pyspark.sql import functions
         from pyspark.sql.pandas.types import from_arrow_schema
 
         session: Any = rows.sparkSession
         self._context: Any = session.sparkContext
+        self._job = job
         self._tasks = tasks
         task = functions.expr(partitioning.number(rows, tasks)).cast("int").alias(TASK_COLUMN)
         # the worker finds the column by its position: it is the last one
@@ -58,6 +62,8 @@ class Stage:
     def run(self, spread: DataFrame, work: Work) -> list[Any]:
         """Run an attempt at each task on Spark's executors, as PySpark's ``mapInArrow`` and ``collect`` do.
 
+        A task runs where it ran last.
+
         Returns: their results, with the columns of :data:`~spark_integration.attempt.RESULT`.
         """
         from pyspark.sql.dataframe import DataFrame
@@ -68,7 +74,7 @@ class Stage:
         function = self._java_function(
             "attempt", wrapped, self._java_result, PythonEvalType.SQL_MAP_ARROW_ITER_UDF, True
         )
-        results = spread._jdf.mapInArrow(function.apply(self._input), False, None)
+        results = placed(self._job, spread)._jdf.mapInArrow(function.apply(self._input), False, None)
         return DataFrame(results, spread.sparkSession).collect()
 
     def _named(self, names: Sequence[str]) -> Any:

@@ -218,7 +218,7 @@ class Model:
         # a repeated PUT finds its own blob, and reads wrong bytes
         if isinstance(error, CorruptError | MissingError | TopicMisconfigured | BlobExists) and self.was_damaged():
             return
-        # to an owner that was suspended meanwhile, the records of a commit that the checkpoint topic has lost are foreign
+        # the records of a commit that the checkpoint topic has lost are foreign to an owner that was suspended
         if self.losses and isinstance(error, InvalidError) and error.message.startswith("somebody else has written"):
             return
         if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:

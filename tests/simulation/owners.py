@@ -150,7 +150,9 @@ class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 
     def run(self) -> None:
-        self._expected = self._ticked = self._losses = 0
+        self._expected = self._ticked = 0
+        #: losses before its first opening, which may have read what is lost later
+        self._losses = self._model.losses
         consumer = self._manager.config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
@@ -163,7 +165,6 @@ class LoopMember(Owner):
     def _opened(self, task: Task) -> None:
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
         self._expected = self._model.compare(task.last_checkpoint, task, 0)
-        self._losses = self._model.losses
         self._scheduler.note(f"loop opened at {self._expected}")
         task.every(2.0, self._tick)
 

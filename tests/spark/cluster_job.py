@@ -34,6 +34,8 @@ def session(master: str, settings: dict[str, str]) -> SparkSession:
         "spark.driver.extraJavaOptions": JAVA,
         "spark.executor.extraJavaOptions": JAVA,
         "spark.sql.shuffle.partitions": "4",
+        # when an executor dies, do not wait long for it
+        "spark.locality.wait": "100ms",
     }
     builder = SparkSession.builder.master(master)
     for name, value in (defaults | settings).items():

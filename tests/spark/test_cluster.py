@@ -13,16 +13,20 @@ from tests.spark.conftest import make_pipeline
 
 @pytest.mark.long
 def test_two_executors_commit_one_checkpoint(kafka: KafkaServer, tmp_path: Path) -> None:
-    """Two executors without a common disk commit two batches. State from both backends and output equal the input."""
+    """Two executors without a common disk commit batches. State from both backends and output equal the input.
+
+    After the first batch, each task runs on the executor that has its state.
+    """
     job = make_pipeline(None, kafka, tmp_path, tasks=4)
     job.produce(120)
-    cluster = Cluster(tmp_path / "cluster")
+    cluster = Cluster(tmp_path / "cluster", settings={"spark.locality.wait": "60s"})
     try:
         assert cluster.ask({"kind": "executors", "wanted": 2, "timeout": 300}) == {"executors": 2}
-        cluster.run(job, ["tests.spark.conftest:count"], per_batch=60)
+        _, *later = cluster.run(job, ["tests.spark.conftest:count"], per_batch=20)["reports"]
     finally:
         cluster.close()
 
     assert [sequence for sequence, _ in job.outputs.calls] == list(range(1, len(job.outputs.calls) + 1))
-    assert len(job.outputs.calls) > 1
+    assert len(later) > 3
+    assert {one["factory"] for batch in later for task in batch["tasks"] for one in task["restored"]} == {"local"}
     assert job.outputs.counts() == job.state("blob-store") == job.state("kafka-changelog") == job.produced

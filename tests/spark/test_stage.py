@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ import pytest
 from py4j.clientserver import JavaClient
 from pyspark.sql import SparkSession, functions
 
-from spark_integration import outbox
+from spark_integration import outbox, placement
 from spark_integration.partitioning import TASK_COLUMN, Partitioning
+from spark_integration.placement import placed
 from spark_integration.query import parsed_schema
 from spark_integration.sessions import changed
 from spark_integration.stage import Stage
@@ -60,6 +62,27 @@ def test_rows_are_spread_and_sorted_as_by_pysparks_functions(
     assert found == [
         sorted((tuple(row) for row in expected if row[-1] == task), key=lambda row: row[2]) for task in range(3)
     ]
+
+
+def test_places_leave_the_rows_of_each_partition_as_they_are(spark: SparkSession) -> None:
+    """A program that is its own executor asks for no places."""
+    rows = spark.range(100).repartition(3, "id")
+    assert placed("job", rows) is rows
+    chosen = placed("job", rows, placement.compiled(spark.sparkContext))
+    assert chosen is not rows
+    assert chosen.rdd.glom().collect() == rows.rdd.glom().collect()
+
+
+def test_without_a_compiler_spark_chooses_the_places(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query runs, and the log says why."""
+    (tmp_path / "Placement.java").write_text("class Placement extends Missing {}")
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.resources.files", lambda _: tmp_path)
+        assert placement.compiled(spark.sparkContext) is None
+    assert "Spark chooses the executors" in caplog.text
+    assert "Missing" in caplog.text
 
 
 @pytest.mark.parametrize(
