@@ -6,13 +6,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
-from botocore.loaders import create_loader
 
 from statemgr.errors import PrerequisiteMissing
 from statemgr.testing.memory_servers import MemoryServers
@@ -135,16 +133,12 @@ def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredK
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[servers.S3Server]:
+def s3() -> servers.S3Server:
     """Return the run's S3 server. Tests share its bucket and get unique prefixes from ``fresh_prefix``."""
-    with pytest.MonkeyPatch.context() as patch:
-        # otherwise each client reads the description of S3 once more, which takes longer than most tests
-        patch.setattr("botocore.session.create_loader", cache(create_loader))
-        try:
-            server = servers.s3_server()
-        except PrerequisiteMissing as missing:  # of a kind that the environment asks for
-            pytest.skip(f"{missing.message}: {missing.hint}")
-        yield server
+    try:
+        return servers.s3_server()
+    except PrerequisiteMissing as missing:  # of a kind that the environment asks for
+        pytest.skip(f"{missing.message}: {missing.hint}")
 
 
 @pytest.fixture
