@@ -73,6 +73,13 @@ def test_places_leave_the_rows_of_each_partition_as_they_are(spark: SparkSession
     assert chosen.rdd.glom().collect() == rows.rdd.glom().collect()
 
 
+def test_a_second_application_of_the_process_has_places_too(spark: SparkSession) -> None:
+    """Each has an object of its own, of the same class: Py4J calls no methods of a second class of the same name."""
+    rows = spark.range(100).repartition(3, "id")
+    for _ in range(2):
+        assert placed("job", rows, placement.compiled(spark.sparkContext)).count() == 100
+
+
 def test_without_a_compiler_spark_chooses_the_places(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,6 +87,7 @@ def test_without_a_compiler_spark_chooses_the_places(
     (tmp_path / "Placement.java").write_text("class Placement extends Missing {}")
     with monkeypatch.context() as patch:
         patch.setattr("importlib.resources.files", lambda _: tmp_path)
+        patch.setattr(placement, "_constructor", placement._constructor.__wrapped__)
         assert placement.compiled(spark.sparkContext) is None
     assert "Spark chooses the executors" in caplog.text
     assert "Missing" in caplog.text
