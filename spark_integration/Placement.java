@@ -7,7 +7,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import org.apache.spark.Partition;
-import org.apache.spark.SparkContext;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.TaskContext;
 import org.apache.spark.rdd.RDD;
@@ -29,18 +28,20 @@ public final class Placement extends SparkListener {
     private static final String NAME = "state of ";
 
     /** Job, then task: the executor that ran it last. */
-    private final Map jobs = new HashMap();
-    /** The stages that run: ID, then the executors of its job. */
+    private final Map ran = new HashMap();
+    /** Job, then task: the executor on which it has failed since. */
+    private final Map failed = new HashMap();
+    /** The stages that run: ID, then the job. */
     private final Map stages = new HashMap();
 
     /** Return the rows with the wish that each partition be processed where the job's task of its number ran last. */
     public synchronized RDD place(String job, RDD rows) {
-        Map last = (Map) jobs.get(job);
-        if (last == null) {
-            last = new HashMap();
-            jobs.put(job, last);
+        if (!ran.containsKey(job)) {
+            ran.put(job, new HashMap());
+            failed.put(job, new HashMap());
         }
-        RDD placed = new Placed(rows, chosen(last, rows.partitions().length, executors()));
+        int tasks = rows.partitions().length;
+        RDD placed = new Placed(rows, chosen((Map) ran.get(job), (Map) failed.get(job), tasks, executors()));
         placed.setName(NAME + job);
         return placed;
     }
@@ -48,16 +49,23 @@ public final class Placement extends SparkListener {
     public synchronized void onStageSubmitted(SparkListenerStageSubmitted event) {
         for (scala.collection.Iterator infos = event.stageInfo().rddInfos().iterator(); infos.hasNext();) {
             String name = ((RDDInfo) infos.next()).name();
-            if (name != null && name.startsWith(NAME) && jobs.containsKey(name.substring(NAME.length()))) {
-                stages.put(Integer.valueOf(event.stageInfo().stageId()), jobs.get(name.substring(NAME.length())));
+            if (name != null && name.startsWith(NAME) && ran.containsKey(name.substring(NAME.length()))) {
+                stages.put(Integer.valueOf(event.stageInfo().stageId()), name.substring(NAME.length()));
             }
         }
     }
 
     public synchronized void onTaskEnd(SparkListenerTaskEnd event) {
-        Map last = (Map) stages.get(Integer.valueOf(event.stageId()));
-        if (last != null && event.taskInfo().successful()) {
-            last.put(Integer.valueOf(event.taskInfo().partitionId()), event.taskInfo().executorId());
+        Object job = stages.get(Integer.valueOf(event.stageId()));
+        if (job == null) {
+            return;
+        }
+        Integer task = Integer.valueOf(event.taskInfo().partitionId());
+        if (event.taskInfo().successful()) {
+            ((Map) ran.get(job)).put(task, event.taskInfo().executorId());
+            ((Map) failed.get(job)).remove(task);
+        } else if (event.taskInfo().failed()) {
+            ((Map) failed.get(job)).put(task, event.taskInfo().executorId());
         }
     }
 
@@ -78,8 +86,11 @@ public final class Placement extends SparkListener {
         return found;
     }
 
-    /** Choose the location of each task. No executor gets more tasks than its share, so that none is idle. */
-    private static String[] chosen(Map last, int tasks, Map executors) {
+    /**
+     * Choose the location of each task. No executor gets more tasks than its share, so that none is idle. Only a task
+     * that has failed on the one that has room goes to another.
+     */
+    private static String[] chosen(Map ran, Map failed, int tasks, Map executors) {
         String[] chosen = new String[tasks];
         if (executors.isEmpty()) {
             return chosen;
@@ -90,18 +101,22 @@ public final class Placement extends SparkListener {
             counts.put(ids.next(), Integer.valueOf(0));
         }
         for (int task = 0; task < tasks; task++) {
-            Object executor = last.get(Integer.valueOf(task));
-            if (executor != null && executors.containsKey(executor) && count(counts, executor) < share) {
+            Object executor = ran.get(Integer.valueOf(task));
+            boolean good = executor != null && !executor.equals(failed.get(Integer.valueOf(task)));
+            if (good && executors.containsKey(executor) && count(counts, executor) < share) {
                 counts.put(executor, Integer.valueOf(count(counts, executor) + 1));
                 chosen[task] = (String) executors.get(executor);
             }
         }
         for (int task = 0; task < tasks; task++) {
             if (chosen[task] == null) {
+                Object bad = failed.get(Integer.valueOf(task));
                 Object fewest = counts.keySet().iterator().next();
                 for (Iterator ids = counts.keySet().iterator(); ids.hasNext();) {
                     Object id = ids.next();
-                    fewest = count(counts, id) < count(counts, fewest) ? id : fewest;
+                    if (fewest.equals(bad) || (!id.equals(bad) && count(counts, id) < count(counts, fewest))) {
+                        fewest = id;
+                    }
                 }
                 counts.put(fewest, Integer.valueOf(count(counts, fewest) + 1));
                 chosen[task] = (String) executors.get(fewest);

@@ -168,6 +168,24 @@ class Busy(AtPhases):
         time.sleep(1.5)
 
 
+class Broken(AtPhases):
+    """A counting function that always fails on the executor of the first attempt at a task."""
+
+    def __init__(self, directory: str, task: str) -> None:
+        super().__init__(directory)
+        self.task = task
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
+    ) -> Iterator[pa.RecordBatch]:
+        """Count, or fail."""
+        broken = self.directory / str(executor().pid)
+        if context.task == self.task and (first(self.directory / "broken") or broken.exists()):
+            broken.touch()
+            raise OSError("this machine has no such file")
+        yield from count(batches, stores, context)
+
+
 class LosingShuffle(AtPhases):
     """A counting function whose first attempt of a batch reads its rows, then deletes the cluster's shuffle files."""
 
