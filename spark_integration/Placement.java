@@ -49,8 +49,9 @@ public final class Placement extends SparkListener {
     public synchronized void onStageSubmitted(SparkListenerStageSubmitted event) {
         for (scala.collection.Iterator infos = event.stageInfo().rddInfos().iterator(); infos.hasNext();) {
             String name = ((RDDInfo) infos.next()).name();
-            if (name != null && name.startsWith(NAME) && ran.containsKey(name.substring(NAME.length()))) {
-                stages.put(Integer.valueOf(event.stageInfo().stageId()), name.substring(NAME.length()));
+            String job = name != null && name.startsWith(NAME) ? name.substring(NAME.length()) : null;
+            if (ran.containsKey(job)) {
+                stages.put(Integer.valueOf(event.stageInfo().stageId()), job);
             }
         }
     }

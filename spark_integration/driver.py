@@ -368,7 +368,7 @@ class Driver:
         if self._first is not None:
             rows, order = self._first.added_to(rows), (*order, *self._first.order)
         if self._stage is None:
-            self._stage = Stage(rows, plan.partitioning, plan.config.tasks, order, plan.config.job_key)
+            self._stage = Stage(plan.config.job_key, rows, plan.partitioning, plan.config.tasks, order)
         run = plan.run_stage or self._stage.run
         with share_checkpoints(plan.config, self.published()) as checkpoints, _not_adaptive(rows.sparkSession):
             results = run(self._stage.spread(rows), self._work(source, checkpoints))

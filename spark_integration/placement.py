@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def placed(job: str, spread: DataFrame, placement: Any = None) -> DataFrame:
-    """Return the DataFrame, whose partition i has the rows of the job's task i, with a place for each partition.
-
-    Args:
-        placement: what :func:`compiled` returned, or None for that of the application.
-    """
+def placed(job: str, spread: DataFrame) -> DataFrame:
+    """Return the DataFrame, whose partition i has the rows of the job's task i, with a place for each partition."""
     from pyspark.sql.dataframe import DataFrame
 
     session: Any = spread.sparkSession
-    placement = placement or _placement(session.sparkContext)
+    placement = _placement(session.sparkContext)
     if placement is None:
         return spread
     rows = placement.place(job, spread._jdf.queryExecution().toRdd())

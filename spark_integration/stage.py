@@ -22,15 +22,14 @@ class Stage:
     """The stage of all batches whose input has the same columns.
 
     Args:
+        job: the job's key.
         rows: any DataFrame with these columns.
         order: the columns that sort a task's rows.
 
     Raises: InvalidError if a column is missing, or has the name of the column that this adds.
     """
 
-    def __init__(
-        self, rows: DataFrame, partitioning: Partitioning, tasks: int, order: Sequence[str], job: str = ""
-    ) -> None:
+    def __init__(self, job: str, rows: DataFrame, partitioning: Partitioning, tasks: int, order: Sequence[str]) -> None:
         from pyspark.sql import functions
         from pyspark.sql.pandas.types import from_arrow_schema
 

@@ -50,7 +50,7 @@ def test_rows_are_spread_and_sorted_as_by_pysparks_functions(
         f"`{name.replace('`', '``')}` string, partition int, `order.by` long",
     )
     partitioning = Partitioning((name if by_key else "partition",), by_key=by_key)
-    stage = Stage(rows, partitioning, 3, ("order.by",))
+    stage = Stage("job", rows, partitioning, 3, ("order.by",))
     with counted_calls(monkeypatch) as calls:
         spread = stage.spread(rows)
     assert len(calls) <= 3, calls
@@ -64,20 +64,26 @@ def test_rows_are_spread_and_sorted_as_by_pysparks_functions(
     ]
 
 
-def test_places_leave_the_rows_of_each_partition_as_they_are(spark: SparkSession) -> None:
+def test_places_leave_the_rows_of_each_partition_as_they_are(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program that is its own executor asks for no places."""
     rows = spark.range(100).repartition(3, "id")
     assert placed("job", rows) is rows
-    chosen = placed("job", rows, placement.compiled(spark.sparkContext))
+    monkeypatch.setattr(placement, "_placement", placement.compiled)
+    chosen = placed("job", rows)
     assert chosen is not rows
     assert chosen.rdd.glom().collect() == rows.rdd.glom().collect()
 
 
-def test_a_second_application_of_the_process_has_places_too(spark: SparkSession) -> None:
+def test_a_second_application_of_the_process_has_places_too(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each has an object of its own, of the same class: Py4J calls no methods of a second class of the same name."""
     rows = spark.range(100).repartition(3, "id")
+    monkeypatch.setattr(placement, "_placement", placement.compiled)
     for _ in range(2):
-        assert placed("job", rows, placement.compiled(spark.sparkContext)).count() == 100
+        assert placed("job", rows).count() == 100
 
 
 def test_without_a_compiler_spark_chooses_the_places(

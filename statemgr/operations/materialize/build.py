@@ -161,7 +161,7 @@ class ChangelogBuild:
         if note is not None and note["built"] is None:
             began = Moment(*note["began"])
             age_s = now.seconds_since(began)
-            if age_s is not None and age_s * 1000 < self._most_ms(info):
+            if age_s is not None and age_s * 1000 < deletes_kept_ms(info.config):
                 log.info("%s: the build continues at offset %d", self._identity, note["offset"])
                 return began, note["offset"]
         self._place.clear()
@@ -211,7 +211,7 @@ class ChangelogBuild:
                     "raise min.compaction.lag.ms of the changelog topic",
                 )
         age_s = moment(self._services.clock).seconds_since(began)
-        if age_s is None or age_s * 1000 >= self._most_ms(info):
+        if age_s is None or age_s * 1000 >= deletes_kept_ms(info.config):
             self._place.clear()
             raise self._refused(
                 "the replay took so long that compaction may have removed deletes before it read them",
@@ -235,10 +235,6 @@ class ChangelogBuild:
             return own_ms
         read_ms = now_ms - int((clock.monotonic() - asked_s) * 1000)
         return max(own_ms or 0, read_ms - _TRANSACTION_MS - MARGIN_MS)
-
-    def _most_ms(self, info: TopicInfo) -> int:
-        """Milliseconds that the build may take."""
-        return deletes_kept_ms(info.config)
 
     def _refused(self, why: str, hint: str) -> MissingState:
         return MissingState(

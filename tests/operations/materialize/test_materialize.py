@@ -424,7 +424,7 @@ def test_a_build_that_takes_too_long_is_refused(
     """Compaction may have removed deletes before the replay reached them. The build fails; the next starts from
     scratch."""
     with monkeypatch.context() as patch:
-        patch.setattr(build.ChangelogBuild, "_most_ms", lambda self, info: 0)
+        patch.setattr("statemgr.operations.materialize.build.deletes_kept_ms", lambda settings: 0)
         with pytest.raises(MissingState, match="removed deletes"):
             materialize_task(config, TASK)
     assert offers(config) == {}
