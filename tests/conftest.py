@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from statemgr.errors import PrerequisiteMissing
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr_tools.dev.kafka import KafkaBroker
+from statemgr_tools.dev.signals import SIGNALS
 from tests import servers
 from tests.scheduling import OutlivingScheduling
 from tests.secured import SecuredKafka
@@ -40,9 +42,15 @@ _SERVERS = {"kafka", "s3", "forgetful", "own_kafka", "secured_kafka"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the run in the process that the user started. The workers inherit its directory."""
+    """Set up the run in the process that the user started. The workers inherit its directory.
+
+    SIGTERM and a terminal that is closed end it as Ctrl-C does, which stops the run's servers.
+    """
     if not hasattr(config, "workerinput"):
         servers.begin_run()
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from statemgr.errors import StatemgrError
 from statemgr.terminal.options import overrides
 from statemgr.terminal.output import console, messages, show_error
 from statemgr_tools.bench import registry
+from statemgr_tools.dev.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from statemgr_tools.bench.measure import Report
@@ -110,11 +109,9 @@ def command(
         plots.check_available()
     names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
     chosen = [registry.find(name) for name in names]
-    # so that servers stop and data is removed
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     lines: list[Line] = []
     failed: list[str] = []
-    with _progress() as report, Session(plan, report) as session:
+    with exit_on_signals(), _progress() as report, Session(plan, report) as session:
         for case in chosen:
             report(case.name)
             try:

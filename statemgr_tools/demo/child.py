@@ -1,25 +1,20 @@
 """Runs the pipeline's process in its own session, so that a kill can be as sudden as a power cut.
 
-SIGTERM and SIGHUP become exceptions, so that the demo stops everything that it started before it ends.
-
 Kills process groups with SIGKILL. Finds the processes by their session, never by name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -30,7 +25,6 @@ from statemgr_tools.demo.pipeline import Spec
 _POLL_S = 0.05
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception): \S")
 _KILL_DEADLINE_S = 20.0
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -151,30 +145,3 @@ def _last_error(log: Path) -> str:
     typed = [line.removeprefix("statemgr: ") for line in lines if line.startswith("statemgr: ")]
     others = [line for line in lines if _EXCEPTION.match(line)]
     return (typed or others or lines or ["its log is empty"])[-1][:500]
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Inside the block, the first signal raises SystemExit (128 + its number) in the main thread. Others do nothing.
-
-    A signal that the process ignores (``nohup``) stays ignored. Has no effect in other threads.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        # another signal must not interrupt the clean-up; SIGKILL still can
-        for signal_number in ours:
-            signal.signal(signal_number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    for number in ours:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number] or signal.SIG_DFL)

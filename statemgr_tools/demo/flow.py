@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from statemgr import JobConfig
 from statemgr_tools.demo import verify
 from statemgr_tools.demo.bait import draw
-from statemgr_tools.demo.child import exit_on_signals, run_child
+from statemgr_tools.demo.child import run_child
 from statemgr_tools.demo.dataset import Dataset, flights
 from statemgr_tools.demo.first_answer import FirstAnswer, first_answer
 from statemgr_tools.demo.measures import measures_of
@@ -37,6 +37,7 @@ from statemgr_tools.demo.recount import recount
 from statemgr_tools.demo.settings import FACTORIES, PARTITIONS, Run, Settings, own_directory, write_config
 from statemgr_tools.demo.summary import Start, Summary
 from statemgr_tools.dev import DevServers, connector_jars, find_java, servers
+from statemgr_tools.dev.signals import exit_on_signals
 
 _RESTORE_ORDER = ("blob-store", "kafka-changelog")
 _BATCHES_PER_START = 5

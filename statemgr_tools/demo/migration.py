@@ -27,7 +27,7 @@ from rich.progress import Progress
 from statemgr import JobConfig
 from statemgr.errors import StatemgrError
 from statemgr_tools.demo import verify
-from statemgr_tools.demo.child import exit_on_signals, failure, kill_session, reports_in, run_child, start_child
+from statemgr_tools.demo.child import failure, kill_session, reports_in, run_child, start_child
 from statemgr_tools.demo.dataset import Dataset
 from statemgr_tools.demo.flow import dataset_of, local_servers, progress_on, spec_of
 from statemgr_tools.demo.pipeline import Spec
@@ -37,6 +37,7 @@ from statemgr_tools.demo.settings import PARTITIONS, Run, Settings, own_director
 from statemgr_tools.demo.summary import Command, MigrationSummary
 from statemgr_tools.demo.timeline import Timeline, save
 from statemgr_tools.dev import find_java
+from statemgr_tools.dev.signals import exit_on_signals
 
 #: The rows are sent evenly over this time. If the walk takes longer, they are sent more and more slowly, because they
 #: must not end before it. The remaining rows are sent at its end.

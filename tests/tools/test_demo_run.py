@@ -17,13 +17,14 @@ from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.errors import InvalidError
 from statemgr_tools.demo import first_answer as demo_first_answer
-from statemgr_tools.demo.child import Outcome, exit_on_signals
+from statemgr_tools.demo.child import Outcome
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
 from statemgr_tools.demo.show import first_answer_table
 from statemgr_tools.demo.summary import Start, Summary
 from statemgr_tools.demo.timeline import Sample, Timeline, picture, save
 from statemgr_tools.demo.verify import Side
+from statemgr_tools.dev.signals import exit_on_signals
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
