@@ -92,8 +92,9 @@ def prepare_adoption(
     if base.refill or not can_repair(services, record):
         return None
     carried, refill = carried_stores(services, base, record)
-    if refill:
-        return None  # first a commit has to fill a changelog again
+    without = {name for name, store in carried.items() if not store.has_backup}
+    if refill or not without <= chosen.keys():
+        return None  # first a commit has to fill a backend: none that the configuration names has a store
     stores, added, size = dict(carried), list[str](), 0
     adopted = set()
     for store, offered in chosen.items():
@@ -107,7 +108,7 @@ def prepare_adoption(
         added += made.added_blobs
         size += made.added_bytes
         adopted.add(store)
-    if not adopted and not together:
+    if not without <= adopted or not (adopted or together):
         return None
     attempt = services.ids.attempt_id()
     commit = PreparedCommit(  # 4

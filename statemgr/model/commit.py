@@ -108,6 +108,11 @@ class PreparedStore:
     markers: Mapping[str, Marker] = field(default_factory=dict)
     changes: Mapping[str, PreparedChanges] = field(default_factory=dict)
 
+    @property
+    def has_backup(self) -> bool:
+        """Whether a backend has the store."""
+        return bool(self.markers or self.changes)
+
 
 @dataclass(frozen=True, slots=True)
 class ProducedRecord:

@@ -163,7 +163,7 @@ class _Publish:
     # --- step 1 --------------------------------------------------------------------------------------------------
 
     def _check_tasks(self) -> None:
-        """Check for one commit per task of the publisher, with every durable store. Raises: InvalidError."""
+        """Check for one commit of each task, with a backup of every durable store. Raises: InvalidError."""
         job, tasks = self.services.config.job_name, sorted(commit.task for commit in self.commits)
         if tasks != sorted(self.published.records):
             raise InvalidError(
@@ -181,6 +181,13 @@ class _Publish:
                     job=job,
                     task=commit.task,
                 )
+            bare = sorted(name for name, store in commit.stores.items() if not store.has_backup)
+            if bare:
+                raise InvalidError(
+                    f"the prepared commit has no backup of store {bare[0]!r}, whose state would be lost",
+                    hint="use the same configuration in executors and driver",
+                    job=job, task=commit.task, store=bare[0],
+                )  # fmt: skip
             if set(commit.stores) != durable:
                 raise InvalidError(
                     f"the prepared commit has the stores {sorted(commit.stores)}, but the job has {sorted(durable)}",

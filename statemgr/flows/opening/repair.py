@@ -66,6 +66,9 @@ def prepare_repair(
     """
     checkpoint, task = record.current, record.task
     carried, refill = carried_stores(services, base, record)
+    # only a backend that the configuration has left has these stores
+    without = (name for name, store in carried.items() if not store.has_backup)
+    refill |= {(factory, name) for name in without for factory in services.config.stores[name].backup_factories}
     damaged = {store for _, store in refill}
     stores, restored = restore_task(  # 3
         services, task, checkpoint, older=record.checkpoints[1:], only=damaged, progress=lambda *_: check()

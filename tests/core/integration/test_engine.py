@@ -33,6 +33,7 @@ from statemgr.errors import (
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, _State
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Layout, Marker
+from statemgr.model.commit import PreparedStore
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
 from statemgr.phases import Phase, observed
 from statemgr.ports import SegmentBackupManager
@@ -363,7 +364,8 @@ def test_an_attempt_of_an_owner_that_never_published_is_refused(driver: StateMan
 
 
 def test_prepared_commits_that_do_not_belong_are_refused(driver: StateManager, tmp_path: Path) -> None:
-    """Invariants 14 and 15: a commit of another job, task, layout or base is refused, and nothing is published."""
+    """Invariants 14 and 15: a commit of another job, task, layout or base, or without a backup, is refused. Nothing is
+    published."""
     epoch = driver.acquire()
     there = executor(driver, tmp_path)
     good = [attempt(there, epoch, task, {b"a": b"1"}, 1) for task in TASKS]
@@ -374,6 +376,7 @@ def test_prepared_commits_that_do_not_belong_are_refused(driver: StateManager, t
         replace(good[0], layout=replace(good[0].layout, tasks=3)),
         replace(good[0], layout=Layout(9, 2, "kafka-partition")),
         replace(good[0], base_checkpoint_id="1700000000000-000001"),
+        replace(good[0], stores={name: PreparedStore(one.state_id) for name, one in good[0].stores.items()}),
     ):
         with pytest.raises(InvalidError):
             driver.publish([bad, good[1]])

@@ -16,7 +16,7 @@ from statemgr.errors import CorruptError, FencedError, MissingError, RetryableEr
 from statemgr.flows.upkeep import find_damage
 from statemgr.model.checkpoint import CheckpointRecord
 from tests.commits import TASK, blob_files, commit, current, referenced, totals, write
-from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, elsewhere, job_mapping, with_changes
+from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
@@ -106,6 +106,26 @@ def test_a_lost_blob_is_rebuilt_at_an_opening(kafka: KafkaServer, tmp_path: Path
     )
     with StateManager(alone) as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == STATE
+
+
+def test_a_store_that_only_a_left_backend_has_keeps_a_backup(kafka: KafkaServer, tmp_path: Path) -> None:
+    """One store has lost a blob. The changelogs have the other store, and the configuration has left them: the repair
+    fills the blobs of both."""
+    both = dual(
+        kafka, tmp_path, SEGMENTS, stores=("totals", "other"), stores__other__backup__factories=["kafka-changelog"]
+    )
+    with StateManager(both) as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", BIG)
+        task.store("other").put(b"b", b"2")
+        task.commit({"orders-0": 1})
+    delete(both, tmp_path, "index")
+    before = record_of(both)
+    left = with_changes(both, task__backup__factories=[FACTORY], stores__other__backup__factories=[FACTORY])
+    with StateManager(left) as manager, manager.open_task(TASK):
+        wait_until(lambda: record_of(both).current.checkpoint_id != before.current.checkpoint_id)
+    assert_nothing_else_changed(before, record_of(both))
+    moved = elsewhere(left, tmp_path / "other", FACTORY)
+    assert contents(moved) == ({"totals": {b"a": BIG}, "other": {b"b": b"2"}}, {"orders-0": 1})
 
 
 def test_an_inline_chain_whose_snapshot_is_gone(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from statemgr.operations.materialize.tasks import materialize_task
 from statemgr.phases import Phase, observed
 from statemgr.reader import JobReader
 from tests.commits import TASK, attempt, blob_files, commit, current, failing, referenced, totals, write
-from tests.jobs import elsewhere, with_changes
+from tests.jobs import contents, elsewhere, with_changes
 from tests.kafka_jobs import delete_records, recreate
 from tests.offers import BLOBS, CHANGELOG, materialize, offers, run, stage_one, stage_two, write_file
 from tests.servers import KafkaServer, S3Server
@@ -111,6 +111,31 @@ def test_the_owner_begins_with_the_offer(config: JobConfig, tmp_path: Path) -> N
     commit(moved, {b"more": None}, 801)  # it continues from the blobs alone
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
     assert not blob_files(tmp_path, expiring=True)
+
+
+@pytest.mark.parametrize("backup", [[BLOBS], [CHANGELOG, BLOBS]])
+def test_an_offer_for_one_of_two_stores(kafka: KafkaServer, tmp_path: Path, backup: list[str]) -> None:
+    """An owner adopts it only if each store then has a backup. If only a changelog that the configuration has
+    left has the other store, a commit has to fill the blobs first."""
+    config = stage_one(kafka, tmp_path, stores=("totals", "other"))
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", b"1")
+        task.store("other").put(b"b", b"2")
+        task.commit({"orders-0": 1})
+    (report,) = materialize(config, tmp_path, "--store", "totals")
+    assert report["result"] == "offered"
+    later = with_changes(config, task__backup__factories=backup, task__restore__factories=[CHANGELOG, BLOBS])
+    with StateManager(later) as manager, manager.open_task(TASK):
+        pass
+    record = current(config)
+    assert record is not None
+    assert (record.current.marker(BLOBS, "totals") is not None) == (CHANGELOG in backup)
+    expected = {"totals": {b"a": b"1"}, "other": {b"b": b"2"}}
+    moved = elsewhere(later, tmp_path / "other", [BLOBS, CHANGELOG])
+    with StateManager(moved) as manager, manager.open_task(TASK) as task:
+        assert {name: dict(task.store(name).range()) for name in expected} == expected
+        task.commit({"orders-0": 2})
+    assert contents(elsewhere(later, tmp_path / "third", [BLOBS])) == (expected, {"orders-0": 2})
 
 
 def test_a_running_job_is_not_disturbed(config: JobConfig, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ import statemgr.backends.changelog.backup as changelog_backup
 import statemgr.backends.changelog.integrity as integrity
 import statemgr.backends.changelog.restore as changelog_restore
 import statemgr.flows.committing.publish as publishing
+import statemgr.flows.offers as offers
 import statemgr.flows.opening.open_job as opening
+import statemgr.flows.opening.repair as repair
 import statemgr.local.change_buffer as change_buffer
 import statemgr.local.directories as local_directories
 from statemgr.local.committed import CommittedDirectories
@@ -277,6 +279,26 @@ def half_a_directory() -> Patches:
         patch(CommittedDirectories, "verified", trusting),
         patch(local_directories.StoreDirectories, "_adopt", finished),
     ]
+
+
+# --- repeated checkpoints --------------------------------------------------------------------------------------------
+
+
+@known
+def a_repeated_checkpoint_has_no_backup_of_a_store() -> Patches:
+    """An owner adopts the offer of one store, or repairs its backup. Only a backend that the configuration has left has
+    another store, and the repeated checkpoint drops that marker."""
+    real = repair.carried_stores
+
+    class Markers(dict[str, Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    def carried(*arguments: Any) -> Any:
+        found, refill = real(*arguments)
+        return {name: replace(one, markers=Markers(one.markers)) for name, one in found.items()}, refill
+
+    return [patch(module, "carried_stores", carried) for module in (offers, repair)]
 
 
 # --- what somebody else has deleted ----------------------------------------------------------------------------------
