@@ -13,7 +13,7 @@ from functools import cache, partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from statemgr.blobs import open_blob_store
 from statemgr.blobs.counting import counts_of
@@ -43,6 +43,11 @@ from statemgr.services import Services
 from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
+C = TypeVar("C", bound="_Closable")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
 
 
 def open_services(
@@ -160,17 +165,25 @@ class _Wiring:
             close=self._close,
         )
 
-    def _once(self, name: str, make: Callable[[], T], close: Callable[[T], None] | None = None) -> T:
+    def _once(self, name: str, make: Callable[[], T]) -> T:
         with self._lock:
             if name not in self._made:
-                self._made[name] = made = make()
-                if close is not None:
-                    self._to_close.append(lambda: close(made))
+                self._made[name] = make()
             found: T = self._made[name]
             return found
 
+    def _opened(self, name: str, make: Callable[[], C]) -> C:
+        """As :meth:`_once`, for what has to be closed."""
+
+        def opened() -> C:
+            made = make()
+            self._to_close.append(made.close)
+            return made
+
+        return self._once(name, opened)
+
     def _blobs(self) -> BlobStore:
-        return self._once("blobs", lambda: open_blob_store(self._config, self._clock), BlobStore.close)
+        return self._opened("blobs", lambda: open_blob_store(self._config, self._clock))
 
     def _transfer(self) -> Transfer:
         config = self._config
@@ -192,11 +205,11 @@ class _Wiring:
                 counts=counts_of(config.job_key),
             )
 
-        return self._once("transfer", make, Transfer.close)
+        return self._opened("transfer", make)
 
     def _changelog(self) -> Changelog:
         make = partial(ChangelogTopics, self._config, self._clock, self._ids)
-        return self._once("changelog", make, ChangelogTopics.close)
+        return self._opened("changelog", make)
 
     def _backend(self, factory: str) -> StateBackend:
         """The backend that a factory name, an entry point or a dotted path stands for. Raises: ConfigError."""
@@ -229,7 +242,7 @@ class _Wiring:
         def make() -> StoreDirectories:
             return StoreDirectories(self._task_directory(task) / store, self._clock, self._ids, self._config.state_dir)
 
-        return self._once(f"directories {task} {store}", make, StoreDirectories.close)
+        return self._opened(f"directories {task} {store}", make)
 
     def _give_up(self) -> None:
         self._clock.give_up()

@@ -15,7 +15,6 @@ from statemgr.errors import StatemgrError
 from statemgr.terminal.options import overrides
 from statemgr.terminal.output import console, messages, show_error
 from statemgr_tools.bench import registry
-from statemgr_tools.dev.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from statemgr_tools.bench.measure import Report
@@ -103,6 +102,7 @@ def command(
     from statemgr_tools.bench import plots, render
     from statemgr_tools.bench.session import Plan, Session
     from statemgr_tools.bench.sweeps import all_sweeps
+    from statemgr_tools.dev.signals import exit_on_signals
 
     plan = Plan(scale=scale, rounds=rounds, work=work, peers=peers, given=_given(config_file, settings))
     if plot is not None:

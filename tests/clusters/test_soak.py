@@ -69,9 +69,15 @@ class Input:
         self._kafka, self._topics = kafka, topics
         self.names: dict[str, dict[int, list[str]]] = {t: {p: [] for p in range(n)} for t, n in topics.items()}
         self.keys: dict[str, str] = {}
+        self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise what the thread has raised."""
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         """Stop, and wait until everything has arrived."""
@@ -79,6 +85,12 @@ class Input:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._send()
+        except BaseException as error:
+            self.error = error
+
+    def _send(self) -> None:
         settings = {"bootstrap.servers": self._kafka.bootstrap_servers, "log_level": 2, "message.timeout.ms": 0}
         producer = Producer(settings | {"enable.idempotence": True})
         for number, key in enumerate(keys()):
@@ -172,8 +184,8 @@ class Soak:
         ends = time.monotonic() + seconds
         report = time.monotonic() + 60
         while time.monotonic() < ends:
-            for chaos in self.chaos:
-                chaos.check()
+            for one in (*self.chaos, self.input):
+                one.check()
             for chaos, job in zip(self.chaos[1:], self.jobs, strict=True):
                 if chaos.doing.acquire(blocking=False):  # otherwise it is a fault that ended a process
                     try:
@@ -221,6 +233,7 @@ class Soak:
         for chaos in self.chaos:
             chaos.stop()
         self.input.stop()
+        self.input.check()
         for job in self.jobs:
             job.look()
         expected = {f"loop-in-{p}": len(names) for p, names in self.input.names["loop-in"].items()}
