@@ -8,7 +8,8 @@ from tests.simulation.__main__ import lived
 from tests.simulation.hunt import PAGE, rows
 from tests.simulation.known_faults import FOUND_BY, KNOWN, NOT_FOUND
 
-pytestmark = pytest.mark.xdist_group("simulation")  # its processes are for one worker
+#: Its processes are for one worker, and a slow machine with other work needs over five minutes.
+pytestmark = [pytest.mark.xdist_group("simulation"), pytest.mark.timeout(900)]
 #: Seeds in which each known fault must show.
 _SEEDS = 2000
 
