@@ -62,35 +62,47 @@ class Job(Protocol):
         """Return its processes."""
 
 
-class Input:
-    """Sends named messages, the same number to each topic: topic → partition → names, in order."""
+class Background:
+    """Work in a thread of its own."""
 
-    def __init__(self, kafka: KafkaServer, topics: Mapping[str, int]) -> None:
-        self._kafka, self._topics = kafka, topics
-        self.names: dict[str, dict[int, list[str]]] = {t: {p: [] for p in range(n)} for t, n in topics.items()}
-        self.keys: dict[str, str] = {}
+    def __init__(self, name: str) -> None:
         self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=name)
+        self.thread.start()
+
+    def work(self) -> None:
+        """Do it."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:
+            self.error = error
 
     def check(self) -> None:
         """Raise what the thread has raised."""
         if self.error is not None:
             raise self.error
 
+
+class Input(Background):
+    """Sends named messages, the same number to each topic: topic → partition → names, in order."""
+
+    def __init__(self, kafka: KafkaServer, topics: Mapping[str, int]) -> None:
+        self._kafka, self._topics = kafka, topics
+        self.names: dict[str, dict[int, list[str]]] = {t: {p: [] for p in range(n)} for t, n in topics.items()}
+        self.keys: dict[str, str] = {}
+        self._stop = threading.Event()
+        super().__init__("input")
+
     def stop(self) -> None:
         """Stop, and wait until everything has arrived."""
         self._stop.set()
-        self._thread.join()
+        self.thread.join()
 
-    def _run(self) -> None:
-        try:
-            self._send()
-        except BaseException as error:
-            self.error = error
-
-    def _send(self) -> None:
+    def work(self) -> None:
+        """Send until it is stopped."""
         settings = {"bootstrap.servers": self._kafka.bootstrap_servers, "log_level": 2, "message.timeout.ms": 0}
         producer = Producer(settings | {"enable.idempotence": True})
         for number, key in enumerate(keys()):
@@ -115,8 +127,8 @@ def keys() -> Iterator[str]:
     return itertools.cycle(found)
 
 
-class Chaos:
-    """Causes faults of one kind after the other, in a thread of its own."""
+class Chaos(Background):
+    """Causes faults of one kind after the other."""
 
     def __init__(
         self,
@@ -128,31 +140,22 @@ class Chaos:
     ) -> None:
         self.over = over
         self.happened: Counter[str] = Counter()
-        self.error: BaseException | None = None
         self.doing = threading.Lock()
         self._faults, self._chance, self._pause_s = faults, chance, pause_s
-        self._thread = threading.Thread(target=self._run, name=name)
-        self._thread.start()
+        super().__init__(name)
 
-    def _run(self) -> None:
-        try:
-            while not self.over.wait(self._chance.uniform(0, self._pause_s)):
-                fault = self._chance.choice(self._faults)
-                self.happened[fault.__name__] += 1
-                with self.doing:
-                    fault()
-        except BaseException as error:
-            self.error = error
-
-    def check(self) -> None:
-        """Raise what the thread has raised."""
-        if self.error is not None:
-            raise self.error
+    def work(self) -> None:
+        """Cause faults until it is over."""
+        while not self.over.wait(self._chance.uniform(0, self._pause_s)):
+            fault = self._chance.choice(self._faults)
+            self.happened[fault.__name__] += 1
+            with self.doing:
+                fault()
 
     def stop(self) -> None:
         """End the fault in progress, and wait."""
         self.over.set()
-        self._thread.join(300)
+        self.thread.join(300)
 
 
 class Soak:
