@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:500", metavar="FIRST:END", help="seeds to try (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=inf, help="end after so many (default: when all are lived)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell the story of one seed")
     parser.add_argument("--fault", metavar="NAME", help="with a known fault put back (tests/simulation/known_faults)")
     parser.add_argument("--hunt", action="store_true", help="look for seeds of all known faults, and write them down")
@@ -44,7 +46,7 @@ def main() -> int:
     seeds = range(int(first), int(end))
     if given.hunt:
         return _hunt(seeds, given.jobs)
-    return _all(seeds, given.jobs, given.fault, only_first=given.first)
+    return live_all(seeds, given.jobs, given.fault, within_s=60 * given.minutes, only_first=given.first)
 
 
 def _environment() -> dict[str, str]:
@@ -56,33 +58,36 @@ def _with(fault: str | None) -> list[str]:
     return ["--fault", fault] if fault else []
 
 
-def lived(histories: Sequence[tuple[int, str | None]], jobs: int) -> Iterator[dict[str, object]]:
+def lived(histories: Sequence[tuple[int, str | None]], jobs: int, within_s: float = inf) -> Iterator[dict[str, object]]:
     """Live histories in ``jobs`` processes, in any order.
 
     Args:
         histories: seeds, each with the name of the known fault that is put back, if there is one.
+        within_s: after so many seconds, those that are not done are left out.
 
     Returns: an object for each, with ``seed``, ``fault``, ``fingerprint``, ``seen`` and ``error`` (None if it went
         well).
     """
+    end_s = time.monotonic() + within_s
+    read, write = os.pipe()
     command = [sys.executable, "-m", "tests.simulation", "--histories"]
-    shares = [histories[number::jobs] for number in range(min(jobs, len(histories)))]
     workers = [
-        subprocess.Popen([*command, json.dumps(share)], cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, text=True)
-        for share in shares
+        subprocess.Popen([*command, json.dumps(histories[number::jobs])], cwd=ROOT, env=_environment(), stdout=write)
+        for number in range(min(jobs, len(histories)))
     ]
-    try:
-        for worker in workers:
-            assert worker.stdout is not None
-            for line in worker.stdout:
+    os.close(write)
+    with open(read) as results:  # one pipe for all, so that none waits until another is done
+        try:
+            for line in results:
                 yield json.loads(line)
-            if worker.wait():
-                raise RuntimeError(f"a process that lives histories ended with status {worker.returncode}")
-    finally:
-        for worker in workers:
-            worker.kill()
-            with worker:  # closes its output, and waits for it
-                pass
+                if time.monotonic() >= end_s:
+                    return
+            if any(worker.wait() for worker in workers):
+                raise RuntimeError("a process that lives histories failed")
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
 
 
 def _live(history: History, fault: str | None) -> BaseException | None:
@@ -101,7 +106,7 @@ def _live(history: History, fault: str | None) -> BaseException | None:
 
 
 def _work(histories: Sequence[tuple[int, str | None]]) -> None:
-    """Live histories one after the other, and print one line of JSON for each."""
+    """Live histories one after the other, and print one line of JSON for each, short enough for one write to a pipe."""
     from tests.simulation.history import History
 
     gc.disable()  # finalizers must run at the same moment in each run
@@ -110,7 +115,7 @@ def _work(histories: Sequence[tuple[int, str | None]]) -> None:
         error = _live(history, fault)
         result = {
             "seed": seed, "fault": fault, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen,
-            "error": None if error is None else _told(error),
+            "error": None if error is None else _told(error)[:2000],
         }  # fmt: skip
         print(json.dumps(result), flush=True)
 
@@ -119,9 +124,12 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _all(seeds: range, jobs: int, fault: str | None, *, only_first: bool) -> int:
+def live_all(
+    seeds: range, jobs: int, fault: str | None = None, *, within_s: float = inf, only_first: bool = False
+) -> int:
+    """Live histories, and tell the story of the first one that fails. Returns: the exit status."""
     began_s, done, failed, seen = time.monotonic(), 0, [], Counter[str]()
-    for result in lived([(seed, fault) for seed in seeds], jobs):
+    for result in lived([(seed, fault) for seed in seeds], jobs, within_s):
         done += 1
         seen.update(result["seen"])  # type: ignore[call-overload]
         if result["error"] is not None:
