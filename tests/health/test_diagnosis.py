@@ -117,6 +117,7 @@ def test_a_lag_that_grows_is_found_and_leaves_with_the_lag(given: Input, faults:
     assert faults([(0, 3000), (0.5, 200)]) == []
 
 
+@pytest.mark.long
 def test_an_idle_service_says_that_the_brokers_are_gone(
     own_kafka: Callable[..., KafkaBroker],
     tmp_path: Path,

@@ -175,6 +175,7 @@ def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tm
     assert len(set(times)) == (2 if lost else 1)
 
 
+@pytest.mark.long
 def test_the_trigger_available_now_ends(pipeline: MakePipeline, tmp_path: Path) -> None:
     """The trigger reads its input in batches of the requested size. A start without input makes one batch."""
     comparison = Comparison(pipeline(tasks=2, partitions=1), rows_per_batch=2)

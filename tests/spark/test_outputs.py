@@ -71,7 +71,8 @@ def job(pipeline: MakePipeline) -> Pipeline:
     return made
 
 
-@pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, pytest.param(Phase.OUTPUT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("phase", [Phase.COMMIT_TRANSACTION, Phase.OUTPUT])
 def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) -> None:
     """A query that fails before or after the commit of its transaction sends each change once."""
     topic = job.kafka.fresh_name("out")

@@ -158,6 +158,7 @@ def ending(workers: list[Worker]) -> Iterator[None]:
             worker.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(2, 31))])
 def test_random_histories(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Attempts on two machines and in three processes, retries, speculation, attempts that are not published, and lost

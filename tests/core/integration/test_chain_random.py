@@ -19,13 +19,10 @@ from tests.core.integration.test_blob_changelog import config_of, published, sna
 from tests.servers import KafkaServer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "kind", "retained"),
-    [
-        (0, "rocksdb", 2),
-        pytest.param(1, "memory", 2, marks=pytest.mark.long),
-        pytest.param(2, "rocksdb", 100, marks=pytest.mark.long),
-    ],
+    [(0, "rocksdb", 2), (1, "memory", 2), (2, "rocksdb", 100)],
 )
 def test_every_checkpoint_is_exact_whatever_happens(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, kind: str, retained: int

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from statemgr import JobConfig, StateManager
@@ -132,6 +133,7 @@ def test_a_publish_writes_what_it_adds_once(kafka: KafkaServer, tmp_path: Path) 
         job.close()
 
 
+@pytest.mark.long
 def test_a_publish_costs_the_same_whatever_is_retained(kafka: KafkaServer, tmp_path: Path) -> None:
     """Protocol 4, FAULT 58: the 105th publish costs the same with 100 retained checkpoints as with one."""
     sizes: dict[int, list[int]] = {}

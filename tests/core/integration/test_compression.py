@@ -37,7 +37,8 @@ def stored(config: JobConfig) -> int:
     return total
 
 
-@pytest.mark.parametrize("kind", [SNAPSHOTS, pytest.param(SEGMENTS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
 def test_compression_comes_and_goes(kafka: KafkaServer, s3: S3Server, tmp_path: Path, kind: str) -> None:
     """Issue 4, A.6: compression is recorded per blob, so that blobs stored either way are kept and restored
     together."""

@@ -116,6 +116,7 @@ def test_a_flipped_bit_on_the_checkpoint_topic(own_kafka: Callable[..., KafkaBro
     assert ended < len(hit) / 2
 
 
+@pytest.mark.long
 def test_a_flipped_bit_of_the_newest_checkpoint(own_kafka: Callable[..., KafkaBroker]) -> None:
     """FAULT 43: a read of a damaged newest record fails and never returns the one before it."""
     broker = own_kafka()

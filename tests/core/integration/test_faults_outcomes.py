@@ -66,6 +66,7 @@ def before_commit(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -
     monkeypatch.setattr(TransactionalPublisher, "_commit", act)
 
 
+@pytest.mark.long
 def test_a_lost_acknowledgement_of_a_publish_is_taken_over(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

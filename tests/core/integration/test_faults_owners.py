@@ -188,11 +188,12 @@ def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer
         whole(config, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "slow"),
     [
-        pytest.param(Phase.SEND_CHECKPOINT, False, marks=pytest.mark.long),
-        pytest.param(Phase.COMMIT_TRANSACTION, False, marks=pytest.mark.long),
+        (Phase.SEND_CHECKPOINT, False),
+        (Phase.COMMIT_TRANSACTION, False),
         (Phase.COMMIT_TRANSACTION, True),
     ],
 )
@@ -220,6 +221,7 @@ def test_a_process_that_was_suspended_learns_that_and_goes_on(
     whole(config, 5)
 
 
+@pytest.mark.long
 def test_a_process_that_was_suspended_while_another_published_is_fenced(
     own_kafka: Callable[..., KafkaBroker], tmp_path: Path
 ) -> None:

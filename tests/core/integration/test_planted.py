@@ -121,13 +121,14 @@ def _huge(path: Path) -> None:
     os.truncate(path, 1 << 42)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
         os.mkfifo,
-        pytest.param(Path.mkdir, marks=pytest.mark.long),
-        pytest.param(_huge, marks=pytest.mark.long),
-        pytest.param(lambda path: path.symlink_to("/dev/zero"), id="device", marks=pytest.mark.long),
+        Path.mkdir,
+        _huge,
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), id="device"),
     ],
 )
 def test_an_odd_file_in_place_of_ours(kafka: KafkaServer, tmp_path: Path, make: Callable[[Path], None]) -> None:

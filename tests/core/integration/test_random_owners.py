@@ -237,9 +237,8 @@ def running() -> Iterator[ExitStack]:
         yield ending
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(SEED + n, marks=pytest.mark.long if n else ()) for n in range(HISTORIES)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
 def test_owners_that_come_go_die_and_wake_up(
     forgetful: KafkaServer, tmp_path: Path, running: ExitStack, seed: int
 ) -> None:

@@ -74,6 +74,7 @@ def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Pa
     assert totals(config, FACTORY) == {TASK: ITEMS | {b"next": b"1"}, OTHER: ITEMS | {b"next": b"1"}}
 
 
+@pytest.mark.long
 def test_a_changelog_is_cut_between_the_batches(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

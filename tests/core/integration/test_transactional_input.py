@@ -163,6 +163,7 @@ def test_an_open_transaction_is_named(
         assert not errors
 
 
+@pytest.mark.long
 def test_the_metrics_count_what_can_be_received(
     config: JobConfig, writer: Producer, kafka: KafkaServer, topic: str
 ) -> None:

@@ -70,16 +70,10 @@ def stages(config: JobConfig) -> list[int]:
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        (1, 2),
-        pytest.param(2, 3, marks=pytest.mark.long),
-        pytest.param(3, 4, marks=pytest.mark.long),
-        pytest.param(4, 3, marks=pytest.mark.long),
-        pytest.param(3, 2, marks=pytest.mark.long),
-        pytest.param(2, 1, marks=pytest.mark.long),
-    ],
+    [(1, 2), (2, 3), (3, 4), (4, 3), (3, 2), (2, 1)],
 )
 def test_old_and_new_members_side_by_side(kafka: KafkaServer, tmp_path: Path, old: int, new: int) -> None:
     """Tasks move from old members to new ones, back to an old one, and forward again, while rows arrive."""

@@ -37,7 +37,6 @@ STEPS = {
     (Phase.COMMIT_TRANSACTION, 1): False,
     (Phase.ACKNOWLEDGED, 1): True,
 }
-QUICK = {(Phase.COMMIT_TRANSACTION, 1)}
 #: Phases of an undo, and whether the old layout is current after them.
 UNDO_STEPS = {Phase.FENCE: False, Phase.SEND_CHECKPOINT: False, Phase.ACKNOWLEDGED: True}
 
@@ -53,11 +52,10 @@ def command(file: Path, *arguments: str, kill: tuple[Phase, int] | None = None) 
     assert ended.returncode == (0 if kill is None else -signal.SIGKILL), ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("step", "published"),
-    [pytest.param(*item, id=f"{item[0][0]}-{item[0][1]}", marks=() if item[0] in QUICK else pytest.mark.long)
-     for item in STEPS.items()],
-)  # fmt: skip
+    ("step", "published"), [pytest.param(*item, id=f"{item[0][0]}-{item[0][1]}") for item in STEPS.items()]
+)
 def test_killed_in_a_rescale(kafka: KafkaServer, tmp_path: Path, step: tuple[Phase, int], published: bool) -> None:
     """A killed rescale from two tasks to three leaves a complete layout. The job commits between the two runs."""
     config, state, file = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state(300), tmp_path / "job.toml"

@@ -276,9 +276,8 @@ def test_a_running_owner_is_fenced(
     fill(new, some_state(20, "more-"), 20)
 
 
-@pytest.mark.parametrize(
-    "backup", [pytest.param(DUAL, id="dual"), pytest.param(("blob-store",), id="blobs", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("backup", [pytest.param(DUAL, id="dual"), pytest.param(("blob-store",), id="blobs")])
 def test_a_build_that_was_cut_off_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:

@@ -66,6 +66,7 @@ def history(config: JobConfig) -> tuple[list[State], list[str]]:
     return states, kept
 
 
+@pytest.mark.long
 def test_undo_returns_with_all_retained_and_kept_checkpoints(
     config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,13 +40,10 @@ STEPS = {
     Phase.COMMIT_TRANSACTION: False,
     Phase.ACKNOWLEDGED: True,
 }
-#: The phases that `make test` kills at; the others are in the long run.
-QUICK = (Phase.COMMIT_TRANSACTION,)
 
 
-@pytest.mark.parametrize(
-    "phase", [pytest.param(p, id=str(p), marks=() if p in QUICK else pytest.mark.long) for p in STEPS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("phase", STEPS, ids=str)
 def test_killed_in_a_rollback(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
     """After a kill at any phase of a rollback from the fifth commit to the third, a second run completes it."""
     mapping = job_mapping(kafka, tmp_path, backup=DUAL, stores=STORES, kind="segments", task__checkpoint__retained=9)
