@@ -214,6 +214,7 @@ class History:
             "lost_request": (0, 0.01, 0.05), "lost_answer": (0, 0.01, 0.05), "refused_record": (0, 0, 0.01),
             "kill": (0, 0.004, 0.01), "pause": (0, 0.002, 0.006), "blob_fails": (0, 0.02, 0.1), "slow": (0, 0.01, 0.03),
             "outage": (0, 0.0005, 0.002), "flipped_bit": (0, 0, 0.03), "disk": (0, 0, 0.003), "late_list": (0, 0, 0.3),
+            "refused_tag": (0, 0, 0.1),
         }.items():  # fmt: skip
             rate = rates[self.scheduler.decide(f"rate of {kind}", 3)]
             setattr(faults, kind, 0.0 if kind in without else rate)
@@ -403,6 +404,12 @@ class History:
         return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
+    def _jumps(self) -> bool:
+        """Whether an owner may have another backend than the one before it, and none of it."""
+        stays = self.stages or self._loses or self.loses_checkpoints
+        return not stays and self.scheduler.decide("jumps", 3) == 0
+
+    @property
     def _lost_blobs(self) -> bool:
         return "lost blob" in self.seen or "damaged blob" in self.seen
 
@@ -432,8 +439,8 @@ class History:
         decide = self.scheduler.decide
         both = list(BACKENDS)
         kinds = [[both[0]], [both[1]], both]
-        first = kinds[decide("backends", 3)]
-        # a backend comes and goes only while another one has the state: from one to both to the other
+        first = kinds[decide(f"backends at {number}" if self._jumps else "backends", 3)]
+        # a backend comes and goes while another one has the state, from one to both to the other, unless the job jumps
         backup = both if number and decide(f"both at {number}", 3) == 0 else first
         restore = both if decide(f"restore order at {number}", 2) else both[::-1]
         if self._plugs_in:

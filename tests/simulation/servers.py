@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from statemgr.blobs import memory
 from statemgr.blobs.body import BytesReader
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
 from statemgr.kafka.clients import INSTEAD
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
@@ -47,6 +47,7 @@ class Faults:
     kill: float = 0.0
     pause: float = 0.0
     blob_fails: float = 0.0
+    refused_tag: float = 0.0
     slow: float = 0.0
     outage: float = 0.0
     flipped_bit: float = 0.0
@@ -60,11 +61,13 @@ class Network:
 
     Attributes:
         seen: what has happened how often.
+        tags_refused_until: until then nobody may remove tags of blobs.
     """
 
     scheduler: Scheduler
     faults: Faults
     seen: dict[str, int] = field(default_factory=dict)
+    tags_refused_until: float = 0.0
     #: server → when its outage ends
     _out: dict[str, float] = field(default_factory=dict)
 
@@ -531,6 +534,12 @@ class SimulatedBlobStore(MemoryBlobStore):
         self._call("delete", lambda: super(SimulatedBlobStore, self).delete(blob_id))
 
     def remove_ttl(self, blob_id: str) -> None:
+        moment, scheduler = self.network.step("blob-tag"), self.network.scheduler
+        if scheduler.chance(f"refused {moment}", self.network.faults.refused_tag):
+            self.network.happened("refused tags", "the blob store refuses to remove tags for 60 s")
+            self.network.tags_refused_until = scheduler.now + 60
+        if scheduler.now < self.network.tags_refused_until:
+            raise AccessDenied("remove-ttl: no right to delete tags")
         self._call("remove-ttl", lambda: super(SimulatedBlobStore, self).remove_ttl(blob_id))
 
     def stat(self, blob_id: str) -> BlobInfo:

@@ -28,7 +28,7 @@ from statemgr.flows.committing.limits import check_inputs, check_young
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, send_records
 from statemgr.ids import CheckpointId, check_offsets
-from statemgr.logs import Event, tell
+from statemgr.logs import Event, counted, tell
 from statemgr.model.checkpoint import (
     Checkpoint,
     CheckpointRecord,
@@ -320,8 +320,15 @@ def publish_now(
     except OutcomeUnknownError:
         owner.settle_now(what)
     added = [blob for commit in commits for blob in commit.added_blobs]
-    if added:  # a job of changelogs alone has no blob store
-        owner.services.transfer().remove_ttl_all(added)
+    failed = owner.services.transfer().remove_ttl_all(added) if added else {}  # changelogs alone have no blob store
+    if failed:
+        logger.warning(
+            "%s is published, but the TTL of %s could not be removed: they expire unless the job opens its tasks "
+            "before, or `statemgr gc --write --fix` removes it: %s",
+            what,
+            counted(len(failed), "blob"),
+            next(iter(failed.values())),
+        )
 
 
 def _age_in_store(services: Services, blob_ids: Collection[str]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from statemgr.errors import FencedError
+from statemgr.errors import FencedError, RetryableError
+from statemgr.flows.committing.clean_up import taken_over
+from statemgr.logs import counted
 from statemgr.model.checkpoint import CheckpointRecord, Layout
 from statemgr.model.jobs.adopted_job import AdoptedJob
 from statemgr.model.jobs.layouts import RetiredLayout
@@ -25,6 +27,21 @@ def retiring(services: Services, layout: Layout) -> tuple[bytes, bytes]:
 def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
     """The highest sequence number of the current checkpoints."""
     return max(record.current.sequence for record in records.values())
+
+
+def keep_blobs(services: Services, log: CheckpointLog, left: Mapping[str, CheckpointRecord]) -> None:
+    """Remove the TTLs that blobs of the layout still have that is left: its tasks are not opened again, but the job may
+    go back to it. Raises: RetryableError if one cannot be removed.
+    """
+    for task, record in left.items():
+        if outstanding := taken_over(services, log, record).outstanding:
+            raise RetryableError(
+                f"nothing was published: the TTL of {counted(len(outstanding), 'blob')} could not be removed",
+                hint="run it again; if it was refused, allow this user to delete object tags (s3:DeleteObjectTagging)",
+                job=services.config.job_name,
+                task=task,
+                blob=outstanding[0].blob_id,
+            )
 
 
 class OfLayout:

@@ -33,7 +33,6 @@ from statemgr.errors import (
     PermissionNeeded,
     UnavailableError,
 )
-from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import Owner
@@ -51,7 +50,7 @@ from statemgr.operations.rescale.built import Built, Workshop
 from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.orders import Elsewhere
 from statemgr.operations.rescale.plan import RescalePlan, plan_rescale
-from statemgr.operations.rescale.publish import OfLayout, newest_sequence, retiring
+from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_sequence, retiring
 from statemgr.os_errors import disk_errors
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 from statemgr.services import Services, Submit
@@ -133,8 +132,7 @@ def rescale(
             published.along = (retiring(new, plan.before),)
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, {}, plan.records)
-            for record in plan.records.values():  # what they added has no TTL from here on
-                taken_over(services, log, record)
+            keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
                 raise error  # no opening would remove these: the commits have added others

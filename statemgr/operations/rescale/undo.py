@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import FencedError, MissingBlob, MissingState
-from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
@@ -31,7 +30,7 @@ from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
 from statemgr.operations.rescale.plan import changelog_key, topic_of_generation
-from statemgr.operations.rescale.publish import OfLayout, newest_sequence, retiring
+from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_sequence, retiring
 from statemgr.ports import CheckpointLog, Progress
 from statemgr.services import Services
 
@@ -146,8 +145,7 @@ def undo(
             published.along = (retiring(new, plan.before), *deletes)
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, plan.records, plan.current)
-            for record in plan.current.values():  # what they added has no TTL from here on
-                taken_over(new, log, record)
+            keep_blobs(new, log, plan.current)
 
             def prepared(task: str) -> PreparedCommit:
                 record = plan.records[task]

@@ -10,14 +10,12 @@ import statemgr.backends.blobs.clean_up as blob_clean_up
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.published as checkpoint_records
 import statemgr.operations.gc.gc as collecting
+import statemgr.operations.rescale.rescale as rescaling
+import statemgr.operations.rescale.undo as undoing
 import statemgr.operations.rollback.owner as rolling_back
 from statemgr.engine.task_coordinator import TaskCoordinator
-from statemgr.errors import (
-    FencedError,
-    OutcomeUnknownError,
-    RetryableError,
-)
-from statemgr.flows.committing.clean_up import CleanUp
+from statemgr.errors import FencedError, OutcomeUnknownError, RetryableError
+from statemgr.flows.committing.clean_up import CleanUp, taken_over
 from statemgr.flows.published import Published
 from tests.simulation.known_faults.registry import Patches, imported, known, patch
 
@@ -148,6 +146,17 @@ def a_dropped_checkpoint_counts_as_kept() -> Patches:
         return {task: records[task].current for task in tasks if task in records}
 
     return [patch(rolling_back._Keep, "targets", targets)]
+
+
+@known
+def a_layout_is_left_with_ttls() -> Patches:
+    """A rescale leaves a layout although its blobs still have a TTL, and its tasks are not opened again."""
+
+    def keep(services: Any, log: Any, left: Any) -> None:
+        for record in left.values():
+            taken_over(services, log, record)
+
+    return [patch(rescaling, "keep_blobs", keep), patch(undoing, "keep_blobs", keep)]
 
 
 # --- garbage collection ----------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""The way back from a rescale, when somebody or something is in its way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.errors import AccessDenied, FencedError, RetryableError
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.operations.rescale import undo as undoing
+from statemgr.operations.rescale.rescale import Workers, rescale
+from statemgr.ports import list_blobs, no_progress
+from statemgr.testing.memory_servers import MemoryServers
+from tests.commits import TASK
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "task.inputs": ["orders"],
+    "task.backup.factories": ["blob-store"],
+    "task.restore.factories": ["blob-store", "kafka-changelog"],
+    "stores.totals.value.serde": "bytes",
+}
+
+
+class Job:
+    """A job of one task that has committed one key."""
+
+    def __init__(self, servers: MemoryServers) -> None:
+        self.servers, self.config = servers, servers.on_disk(servers.config, "disk")
+        with servers.manager(self.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            task.store("totals").put(b"a", b"1")
+            task.commit({"orders-0": 1})
+
+    def work(self, config: JobConfig, function: Callable[..., Any], *arguments: object, **more: object) -> Any:
+        """Call a function with the services and the log of a configuration."""
+        with (
+            closing(self.servers.services(config)) as services,
+            closing(CheckpointTopic(config, services.clock, owned=True)) as log,
+        ):
+            return function(services, log, *arguments, **more)
+
+    def rescale(self) -> JobConfig:
+        """Rescale to two tasks. Returns: the configuration of these."""
+
+        def submit(function: Callable[..., Any], *arguments: object) -> Any:
+            with self.servers.services(self.config).executors.pool("work", 1) as pool:
+                return pool.submit(lambda: self.work(self.config, lambda services, _: function(services, *arguments)))
+
+        workers = Workers(submit, 1, self.servers.services)
+        self.work(self.config, rescale, 2, workers, no_progress, chosen="murmur2")
+        both = {"task.backup.factories": ["blob-store", "kafka-changelog"]}
+        return JobConfig.from_mapping(self.config.to_mapping(), {"job.tasks": 2, **both})
+
+    def undo(self, new: JobConfig) -> None:
+        """Go back to one task."""
+        self.work(new, undoing.undo, self.servers.services, no_progress)
+
+    def tasks(self) -> set[int]:
+        """The number of tasks in the current layout."""
+        return {record.layout.tasks for record in self.work(self.config, lambda _, log: log.read()).values()}
+
+    def expiring(self) -> list[str]:
+        """The blobs that have a TTL."""
+
+        def names(services: Any, _: object) -> Iterator[str]:
+            return (blob.blob_id for blob in list_blobs(services.blobs(), "orders/") if blob.expires_ms is not None)
+
+        return self.work(self.config, lambda *given: [*names(*given)])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def job(servers: MemoryServers) -> Job:
+    """Make a job."""
+    return Job(servers)
+
+
+@pytest.mark.parametrize("before", ["JobTopics", "_with_output", "keep_blobs"])
+def test_the_second_undo_does_not_undo_the_first(job: Job, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+    """Invariant 12: before a step of one undo, another one goes back, and fills the changelog. The first one ends with
+    an error, and the old layout stays current. Its records from before the rescale are no longer there."""
+    new = job.rescale()
+    real = getattr(undoing, before)
+
+    def overtaken(*given: Any) -> Any:
+        monkeypatch.setattr(undoing, before, real)
+        job.undo(new)
+        return real(*given)
+
+    monkeypatch.setattr(undoing, before, overtaken)
+    with pytest.raises(FencedError):
+        job.undo(new)
+    assert job.tasks() == {1}
+    assert not job.work(job.config, lambda _, log: log.read(generation=1))
+    with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        assert dict(task.store("totals").range()) == {b"a": b"1"}
+
+
+def test_the_ttls_of_the_layout_that_is_left_are_removed(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tasks of this layout are not opened again. So a rescale and an undo publish nothing until its blobs have no
+    TTL. If those of the new layout keep theirs, a line says what to do."""
+    real = MemoryBlobStore.remove_ttl
+    refused = "Partition_0"
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        if refused in blob_id:
+            raise AccessDenied("403", hint="ask for the right")
+        real(self, blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+    with pytest.raises(RetryableError, match="nothing was published: the TTL of 1 blob") as raised:
+        job.rescale()
+    assert "s3:DeleteObjectTagging" in str(raised.value.hint)
+    assert job.tasks() == {1}
+
+    refused = "Partition_1"  # of the new layout alone
+    with caplog.at_level(logging.WARNING):
+        new = job.rescale()
+    assert "the new layout is published, but the TTL of" in caplog.text
+    assert "statemgr gc --write --fix" in caplog.text
+    assert job.tasks() == {2}
+    assert {name.split("/")[2] for name in job.expiring()} == {"Partition_1"}
+    with pytest.raises(RetryableError, match="nothing was published"):
+        job.undo(new)
+    assert job.tasks() == {2}
+
+    refused = "nothing"
+    job.undo(new)
+    assert job.tasks() == {1}
+    assert job.expiring() == []
