@@ -256,18 +256,19 @@ class Broker(MemoryBroker):
             self.changed.notify_all()
             return True
 
-    def lose_hidden_tail(self, topic: str, transactions: int, *, longer: bool) -> None:
+    def lose_hidden_tail(self, topic: str, transactions: int, *, longer: bool) -> bool:
         """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before,
-        or ``longer`` by one.
+        or ``longer`` by one. Returns: whether it has lost some.
         """
         with self.changed:
             end = len(self.log(topic, 0).entries) + longer
             if not self.lose_tail(topic, transactions):
-                return
+                return False
             producer = self.fence("aborted", 900_000)
             while len(self.log(topic, 0).entries) < end - 1:
                 self.append(topic, 0, b"aborted", b"", owner=("aborted", producer))
             self.finish("aborted", producer, committed=False)
+            return True
 
     def let_neighbour_write(self, topic: str, key: bytes, *, goes_on: bool) -> None:
         """Let another job end its open transaction on a topic, or begin one."""

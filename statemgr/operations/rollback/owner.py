@@ -14,7 +14,7 @@ next owner cleans up. Until step 3 has committed, the checkpoint before it is cu
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from statemgr.errors import MissingState
 from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
-from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.open_job import JobTopics, check_layout, read_published
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
@@ -93,8 +93,10 @@ def plan(
     Args:
         check_blobs: whether to ask for every blob that the checkpoint needs.
 
-    Raises: MissingState if the checkpoint is not retained; InvalidError, ConfigError; RetryableError, AccessDenied.
+    Raises: MissingState if the checkpoint is not retained; LayoutMismatch if ``job.tasks`` is another number;
+        InvalidError, ConfigError; RetryableError, AccessDenied.
     """
+    _check_tasks(services, records)
     rollbacks = _plans(services, records, goal, {})
     if not check_blobs:
         return rollbacks
@@ -116,14 +118,16 @@ def roll_back(
         FencedError, RetryableError: surely not published; OutcomeUnknownError: the topic says what is current.
     """
     config, tasks = services.config, _tasks(services, goal)
-    record = next(iter(log.read().values()), None)
-    if record is None:
+    seen = log.read()
+    if not seen:
         raise MissingState(
             "the job has no checkpoint", hint="check job.name, job.id and task.checkpoint.topic", job=config.job_name
         )
+    _check_tasks(services, seen)
+    layout = next(iter(seen.values())).layout
     topics.ensure(allow_empty_start=False)
     with Owner.take(services, log, goal.task) as owner:  # 1
-        found = read_published(owner, record.layout, tasks, _ANY_STORES)
+        found = read_published(owner, layout, tasks, _ANY_STORES)
         published = owner.published
         published.permits = ()  # they are for the next opening
         with owner.explaining():
@@ -158,6 +162,12 @@ def keep(
     alone = retaining[0] if len(retaining) == 1 else None
     published = roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept))[1]
     return {task: checkpoint.kept for task, checkpoint in published.items()}
+
+
+def _check_tasks(services: Services, records: Mapping[str, CheckpointRecord]) -> None:
+    """Raises: LayoutMismatch if the configuration has another number of tasks: not all of the job would go back."""
+    for record in records.values():
+        check_layout(services, record, replace(record.layout, tasks=services.config.tasks))
 
 
 def _tasks(services: Services, goal: Goal) -> list[str]:

@@ -126,6 +126,10 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
         assert alone.exit_code == 2
         assert "for all tasks" in alone.stderr
         target, before = identity_of(config, 1), transactions(config, config.checkpoint_topic)
+        for wrong in (("--to", target), ("--to", target, "--write"), ("tag", target, "--keep")):
+            refused = run(with_changes(config, job__tasks=1), *wrong)  # one task of two would go back
+            assert "set job.tasks = 2" in refused.stderr
+        driver.confirm()
         done = run(config, "--to", target, "--write")
         assert done.exit_code == 0
         *earlier, rollback = transactions(config, config.checkpoint_topic)

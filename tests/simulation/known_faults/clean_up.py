@@ -159,6 +159,12 @@ def a_layout_is_left_with_ttls() -> Patches:
     return [patch(rescaling, "keep_blobs", keep), patch(undoing, "keep_blobs", keep)]
 
 
+@known
+def a_part_of_the_tasks_goes_back() -> Patches:
+    """A rollback goes back with the tasks of its configuration, although the job was rescaled to more."""
+    return [patch(rolling_back, "_check_tasks", lambda services, records: None)]
+
+
 # --- garbage collection ----------------------------------------------------------------------------------------------
 
 
