@@ -1,4 +1,4 @@
-"""Looks for seeds that find each known fault, and writes them down: ``found.json``, and the lists in ``docs/proof.md``.
+"""Looks for seeds that find each known fault, and writes them down: ``found.json``, and the table in ``docs/proof.md``.
 
 Every change of the code or of the simulation moves histories a little, so a fault may no longer show at its seed.
 """
@@ -49,17 +49,17 @@ def write(found: Mapping[str, int]) -> None:
 
 
 def rows(found: Mapping[str, int]) -> Iterator[str]:
-    """The lines of the page: a row of a table for each fault with a seed, and an item of a list for the others."""
+    """The lines of the page's table. A fault without a seed has a dash."""
     for fault, make in KNOWN.items():
-        text = " ".join((make.__doc__ or "").split())
-        yield f"| `{fault}` | {found[fault]} | {text} |" if fault in found else f"- `{fault}`: {text}"
+        yield f"| `{fault}` | {found.get(fault, '–')} | {' '.join((make.__doc__ or '').split())} |"
 
 
 def _with_rows(lines: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    """The lines of the page, with all rows and all items of faults replaced."""
-    left = {"| `": [row for row in new if row.startswith("|")], "- `": [row for row in new if row.startswith("-")]}
+    """The lines of the page, with all rows of faults replaced."""
+    left = [*new]
     for line in lines:
-        if any(line.startswith((f"| `{fault}`", f"- `{fault}`")) for fault in KNOWN):
-            yield from left.pop(line[:3], [])
+        if any(line.startswith(f"| `{fault}`") for fault in KNOWN):
+            yield from left
+            left.clear()
         else:
             yield line
