@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import sys
 import time
@@ -37,11 +36,13 @@ class Recorder:
     """Appends lines to a file, each with one write, so that no line is lost when the process is killed."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        self._path = path
+        path.touch()
 
     def write(self, kind: str, what: object) -> None:
         """Append a line."""
-        os.write(self._fd, json.dumps([kind, what]).encode() + b"\n")
+        with self._path.open("ab", buffering=0) as file:
+            file.write(json.dumps([kind, what]).encode() + b"\n")
 
     def commit(self, commit: Commit) -> None:
         """A commit begins."""
