@@ -106,7 +106,7 @@ def _live(history: History, fault: str | None) -> BaseException | None:
 
 
 def _work(histories: Sequence[tuple[int, str | None]]) -> None:
-    """Live histories one after the other, and print one line of JSON for each, short enough for one write to a pipe."""
+    """Live histories one after the other, and write one line of JSON for each, short enough to stay whole in a pipe."""
     from tests.simulation.history import History
 
     gc.disable()  # finalizers must run at the same moment in each run
@@ -117,7 +117,7 @@ def _work(histories: Sequence[tuple[int, str | None]]) -> None:
             "seed": seed, "fault": fault, "fingerprint": history.scheduler.fingerprint(), "seen": history.seen,
             "error": None if error is None else _told(error)[:2000],
         }  # fmt: skip
-        print(json.dumps(result), flush=True)
+        os.write(1, json.dumps(result).encode() + b"\n")  # other processes write to this pipe, too
 
 
 def _told(error: BaseException) -> str:
