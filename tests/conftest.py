@@ -97,8 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With ``STATEMGR_TEST_SHARE=1/3``, only one third of the tests is left, the same in each run.
     """
     number, _, shares = os.environ.get("STATEMGR_TEST_SHARE", "0/1").partition("/")
-    if others := [item for item in items if crc32(item.nodeid.encode()) % int(shares) != int(number)]:
-        items[:] = [item for item in items if crc32(item.nodeid.encode()) % int(shares) == int(number)]
+    mine: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        (mine if crc32(item.nodeid.encode()) % int(shares) == int(number) else others).append(item)
+    if others:
+        items[:] = mine
         config.hook.pytest_deselected(items=others)
     root = Path(__file__).parent
     for item in items:

@@ -8,8 +8,8 @@ from tests.simulation.__main__ import live_all, lived
 from tests.simulation.hunt import PAGE, rows
 from tests.simulation.known_faults import FOUND_BY, KNOWN, NOT_FOUND
 
-#: Its processes are for one worker, and a slow machine with other work needs over five minutes.
-pytestmark = [pytest.mark.xdist_group("simulation"), pytest.mark.timeout(900)]
+#: Its processes are for one worker.
+pytestmark = pytest.mark.xdist_group("simulation")
 #: Seeds in which each known fault must show.
 _SEEDS = 2000
 
@@ -48,6 +48,7 @@ def test_a_known_fault_shows(fault: str, found: dict[str, object]) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", sorted(FOUND_BY))
 def test_a_known_fault_is_found(fault: str) -> None:
     """One of the first seeds finds a fault that is put back."""

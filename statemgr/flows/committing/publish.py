@@ -308,7 +308,7 @@ def publish_now(
     evict: bool = True,
 ) -> None:
     """The last steps of a command: publish, find out what happened if that is not answered, and remove the TTLs of what
-    the commits added. The next opening removes those that are left.
+    the commits added. If some are left, a line of the log says so, and the next opening removes them.
 
     Args:
         what: what is published, for the message.

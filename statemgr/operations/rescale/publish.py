@@ -30,8 +30,8 @@ def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
 
 
 def keep_blobs(services: Services, log: CheckpointLog, left: Mapping[str, CheckpointRecord]) -> None:
-    """Remove the TTLs that blobs of the layout still have that is left: its tasks are not opened again, but the job may
-    go back to it. Raises: RetryableError if one cannot be removed.
+    """Remove the TTLs that are left on blobs of the current layout, before another one replaces it: its tasks are not
+    opened again, but the job may go back to it. Raises: RetryableError if one cannot be removed.
     """
     for task, record in left.items():
         if outstanding := taken_over(services, log, record).outstanding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -67,11 +67,8 @@ class Job:
 
     def expiring(self) -> list[str]:
         """The blobs that have a TTL."""
-
-        def names(services: Any, _: object) -> Iterator[str]:
-            return (blob.blob_id for blob in list_blobs(services.blobs(), "orders/") if blob.expires_ms is not None)
-
-        return self.work(self.config, lambda *given: [*names(*given)])  # type: ignore[no-any-return]
+        blobs = self.work(self.config, lambda services, _: [*list_blobs(services.blobs(), "orders/")])
+        return [blob.blob_id for blob in blobs if blob.expires_ms is not None]
 
 
 @pytest.fixture
