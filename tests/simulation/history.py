@@ -629,9 +629,10 @@ class History:
                     raise
                 return
             self.scheduler.note(f"gc deletes {report.deleted.blobs} blobs")
-            if (not self._lost_blobs and report.missing) or (at_peace and (report.failed or report.expiring)):
-                raise Wrong(f"gc: missing {report.missing}, failed {report.failed}, expiring {report.expiring}")
-            if not at_peace:
+            missing = [*report.missing, *(layout.lost for layout in report.layouts if layout.lost)]
+            if (not self._lost_blobs and missing) or (at_peace and (report.failed or report.expiring)):
+                raise Wrong(f"gc: missing {missing}, failed {report.failed}, expiring {report.expiring}")
+            if not at_peace or any(layout.lost for layout in report.layouts):
                 return
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
         prefix = f"{config.job_name}/{config.job_id}/"

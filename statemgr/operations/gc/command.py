@@ -39,7 +39,8 @@ def command(call: Call, write: bool, grace_s: float | None, fix: bool, allow_no_
     """Find old blobs that no retained checkpoint needs, and delete them with --write. The job may be running.
 
     \b
-    Exit status: 1 needed blobs would expire (see --fix) · 3 something could not be deleted
+    Exit status: 1 needed blobs would expire (see --fix), or a layout that a rescale has replaced has lost a blob
+                 3 something could not be deleted
                  4 a blob that a retained checkpoint needs is missing or corrupt: nothing is deleted
     """
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -76,7 +77,8 @@ def _status(found: GarbageReport) -> int:
         return MissingError.exit_status
     if found.failed:
         return RetryableError.exit_status
-    return 1 if len(found.fixed) < len(found.expiring) else 0
+    is_damaged = any(layout.lost and not layout.collected for layout in found.layouts)
+    return 1 if is_damaged or len(found.fixed) < len(found.expiring) else 0
 
 
 def _as_json(found: GarbageReport, *, written: bool) -> dict[str, object]:
@@ -128,6 +130,8 @@ def _print(found: GarbageReport, *, written: bool) -> None:
         say(f"note: {note}")
     for layout in found.layouts:
         name = f"the layout with {layout.tasks} tasks, replaced at {moment(layout.retired_ms)},"
+        if layout.lost and not layout.collected:
+            say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
         if layout.collected:
             say(f"{name} is collected: the next run deletes its blobs; its changelogs can be deleted")
         elif layout.kept:

@@ -5,12 +5,12 @@ Steps of :func:`collect_garbage`:
 
 1. ask the blob store for its time, read the checkpoint topic and find every blob that a retained checkpoint of any task
    needs. Stop if an index is lost, but not if its checkpoint was evicted meanwhile (proof:
-   :mod:`statemgr.operations.gc.needed_blobs`)
+   :mod:`statemgr.operations.gc.needed_blobs`), or belongs to a layout that a rescale has replaced
 2. LIST the blobs below the job's prefix, page by page, and sort them: needed; not needed and young; not needed and
    older than the grace period (orphans). Needed blobs with a TTL whose checkpoint is old would expire
 3. read the topic and find the needed blobs again; from here on a blob is an orphan only if neither reading needed it
 4. ask by name for each needed blob that the listing did not have. If one does not exist, read the topic once more; if a
-   checkpoint still needs the blob, it is lost, and nothing is deleted
+   checkpoint still needs the blob, it is lost, and nothing is deleted. What only a replaced layout needs stops nothing
 5. only on request: remove the TTL of published blobs that would expire
 6. only on request: LIST again, and delete the orphans, then their indexes, then unfinished uploads, and the records of
    offers that expired long ago. Then read the topic once more, and ask by name for each blob that became needed
@@ -85,13 +85,14 @@ class BlobCount:
 @dataclass(frozen=True, slots=True)
 class RetiredReport:
     """A layout that a rescale has replaced, since when (epoch milliseconds), the checkpoints that it keeps, which
-    protect it, and whether it was collected now."""
+    protect it, whether it was collected now, and a blob that it has lost (None: all are there)."""
 
     generation: int
     tasks: int
     retired_ms: int
     kept: tuple[str, ...]
     collected: bool
+    lost: str | None
 
 
 @dataclass
@@ -100,8 +101,8 @@ class GarbageReport:
 
     Attributes:
         expiring: published blobs that have a TTL; ``fixed``: those whose TTL was removed.
-        missing: blobs that do not exist although retained checkpoints need them. If there are any before the deletion,
-            nothing is deleted.
+        missing: blobs that do not exist although retained checkpoints of tasks need them. If there are any before the
+            deletion, nothing is deleted.
         unfinished: number of unfinished uploads older than the grace period; ``abandoned``: how many were removed.
         expired: offers of first snapshots that nobody can adopt any more.
         failed: blobs that could not be deleted or fixed, and why.
@@ -158,10 +159,13 @@ def collect_garbage(
         for task in dict.fromkeys((*first.busy, *second.busy))
     ]
 
+    damaged = {**first.damaged, **second.damaged}
+
     def lost(candidates: Iterable[str]) -> list[str]:
         absent = _absent(services, candidates)
         now = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints) if absent else second
-        return sorted(blob_id for blob_id in absent if blob_id in now.needed)
+        damaged.update({now.replaced[blob_id]: blob_id for blob_id in absent if blob_id in now.replaced})
+        return sorted(blob_id for blob_id in absent if blob_id in now.needed and blob_id not in now.replaced)
 
     report.missing = lost(unseen & second.needed.keys())  # 4
     if fix and report.expiring:  # 5
@@ -175,20 +179,16 @@ def collect_garbage(
             report.missing = lost(third.needed.keys() - first.needed.keys() - second.needed.keys())
         except MissingBlob as error:  # an index
             report.missing = [str(error.where.get("blob", error.message))]
-    _collect_layouts(services, log, cut_ms, report, delete=delete and not report.missing)  # 7
-    return report
-
-
-def _collect_layouts(
-    services: Services, log: CheckpointLog, cut_ms: int, report: GarbageReport, *, delete: bool
-) -> None:
-    """Step 7."""
-    for retired in log.retired():
+    for retired in log.retired():  # 7
         layout, kept = retired.layout, kept_by(log, retired.layout.generation)
-        collected = delete and retired.retired_ms < cut_ms and not kept
-        report.layouts.append(RetiredReport(layout.generation, layout.tasks, retired.retired_ms, kept, collected))
-    if any(layout.collected for layout in report.layouts):
+        collected = delete and not report.missing and retired.retired_ms < cut_ms and not kept
+        one = RetiredReport(
+            layout.generation, layout.tasks, retired.retired_ms, kept, collected, damaged.get(layout.generation)
+        )
+        report.layouts.append(one)
+    if any(one.collected for one in report.layouts):
         collect_layouts(services, log, cut_ms)
+    return report
 
 
 def _prefix(services: Services) -> str:

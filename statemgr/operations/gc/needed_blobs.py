@@ -12,7 +12,8 @@ Steps of :func:`find_needed_blobs`, for one task after another:
 5. if it was the newest one, continue at 1 with the record that was just read; after many rounds leave the task's blobs
    alone
 
-The layouts that a rescale has replaced need their blobs too, until garbage collection collects them.
+The layouts that a rescale has replaced need their blobs too, until garbage collection collects them. If such a layout
+has lost a blob, nothing repairs it, and the search goes on: the rest of its blobs is left alone.
 
 Why step 4 misses nothing, whatever the job publishes meanwhile:
 
@@ -40,6 +41,7 @@ from statemgr.errors import CorruptError, InvalidError, MissingError, MissingSta
 from statemgr.flows.offers import expired_offers, offered_blobs
 from statemgr.ids import CheckpointId, task_name, task_path
 from statemgr.model.checkpoint import CheckpointRecord, Marker
+from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.offers import OfferKey
 from statemgr.ports import CheckpointLog
 from statemgr.services import Services
@@ -67,6 +69,8 @@ class NeededBlobs:
         needed: blob → time of the oldest retained checkpoint that needs it (epoch milliseconds by its owner's clock).
         spared: blobs that a checkpoint names although no restore needs them, and those of offers.
         expired: offers of first snapshots that nobody can adopt any more.
+        replaced: those of ``needed`` that no task needs, but a layout that a rescale has replaced → its generation.
+        damaged: generation of such a layout that has lost a blob → the blob.
         unknown: prefixes of blobs of which nobody can say whether they are needed.
         busy: tasks among those, whose owners published faster than an index could be read.
     """
@@ -74,6 +78,8 @@ class NeededBlobs:
     needed: dict[str, int] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
     expired: tuple[OfferKey, ...] = ()
+    replaced: dict[str, int] = field(default_factory=dict)
+    damaged: dict[int, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
 
@@ -98,11 +104,12 @@ def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkp
     found.expired = tuple(expired_offers(services, offers))
     found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
     found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
-    for retired in log.retired():
-        _add_retired(services, log, retired.layout.generation, found)
     # the tasks of the layout without a record: they are new, or their records were lost
     tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
-    unknown = [*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy]
+    unknown = {*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy}
+    for retired in log.retired():
+        if not _add_retired(services, log, retired, found):
+            unknown.update(map(task_name, range(retired.layout.tasks)))
     if unknown:
         job = f"{services.config.job_name}/{services.config.job_id}/"
         # they may have segments in blobs that several tasks share
@@ -128,21 +135,26 @@ def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) ->
     return records
 
 
-def _add_retired(services: Services, log: CheckpointLog, generation: int, found: NeededBlobs) -> None:
+def _add_retired(services: Services, log: CheckpointLog, retired: RetiredLayout, found: NeededBlobs) -> bool:
     """Add the blobs of a layout that a rescale has replaced. No owner publishes in it any more.
 
-    Its last output was delivered before the next layout went on, which deletes it like its own. Raises: MissingBlob,
-    CorruptBlob for a blob that it has lost, if the layout was not brought back or collected meanwhile.
+    Its last output was delivered before the next layout went on, which deletes it like its own. Returns: whether all
+    its indexes could be read, or are not needed any more, because it was brought back or collected meanwhile.
     """
+    generation = retired.layout.generation
     try:
         for record in log.read(generation=generation).values():
             for need in _needs(record, found, with_output=False):
                 for blob_id in _referenced(services, need):
+                    if blob_id not in found.needed:
+                        found.replaced[blob_id] = generation
                     found.add(blob_id, need.checkpoint_id.millis)
-    except (MissingError, CorruptError):
+    except (MissingError, CorruptError) as error:
         log.read(())
-        if any(retired.layout.generation == generation for retired in log.retired()):
-            raise
+        if retired in log.retired():
+            found.damaged[generation] = str(error.where.get("blob", error.message))
+            return False
+    return True
 
 
 def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, found: NeededBlobs) -> bool:

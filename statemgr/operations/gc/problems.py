@@ -20,3 +20,7 @@ def of_garbage(report: GarbageReport, config: JobConfig) -> Iterator[Problem]:
         yield Problem(Fault.BLOBS_ORPHANED, store_address(config), detail)
     for blob_id in report.missing:
         yield Problem(Fault.CORRUPT_BLOB, blob_id, "A retained checkpoint needs the blob, and it does not exist.")
+    for layout in report.layouts:
+        if layout.lost:
+            detail = f"`statemgr rescale --undo` to {layout.tasks} tasks needs the blob, and it does not exist."
+            yield Problem(Fault.CORRUPT_BLOB, layout.lost, detail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends.blobs.names import is_index_blob
 from statemgr.cli.main import cli
 from statemgr.engine import attempts, open_attempt, read_attachment
 from statemgr.errors import FencedError, LayoutMismatch
@@ -225,6 +227,36 @@ def test_garbage_collection_collects_the_old_layout(
     refused = run(None, "--undo", "--write")
     assert refused.exit_code == 4
     assert "no earlier layout" in refused.stderr
+
+
+@pytest.mark.parametrize("is_index", [True, False])
+def test_a_replaced_layout_that_has_lost_a_blob_stops_no_garbage_collection(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, is_index: bool
+) -> None:
+    """Nothing repairs a layout that no owner opens. Other garbage is deleted, and later this layout, too."""
+    config = job(kafka, tmp_path, 2, kind=SNAPSHOTS, backup=("blob-store",))
+    state = {b"%d" % n: random.Random(n).randbytes(1000) for n in range(500)}
+    fill(config, state)
+    of_old = referenced(config, task_name(0)) | referenced(config, task_name(1))
+    lost = next(name for name in sorted(of_old) if is_index_blob(name) == is_index)
+    assert run(config, "--tasks", "3", "--write").exit_code == 0
+    new = written(tmp_path)
+    store = open_services(new).blobs()
+    store.delete(lost)
+    orphan = f"{config.job_name}/1/Partition_2/totals/killed/index"
+    store.put(orphan, b"x", ttl_days=30)
+    of_new = names(new) - of_old - {orphan}
+
+    found = run(None, "gc", "--write")
+    assert [layout["lost"] for layout in json.loads(found.stdout)["layouts"]] == [lost]
+    assert (found.exit_code, json.loads(found.stdout)["missing"]) == (1, [])
+    with monkeypatch.context() as later:
+        time_passes(later)
+        assert run(None, "gc", "--write").exit_code == 0
+        assert names(new) == of_new | of_old - {lost}, "the records of the layout are deleted first"
+        assert json.loads(run(None, "gc", "--write").stdout)["layouts"] == []
+        assert names(new) == of_new
+    check(new, state, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
