@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import psutil
 from rich.table import Table
@@ -69,36 +70,38 @@ def markdown(lines: Sequence[Line]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def with_table(page: str, lines: Sequence[Line], rounds: int, order: Sequence[str], *, whole: bool) -> str:
-    """Return the page with a sentence about the run and its table between the markers.
+class Page:
+    """A page with the table between its markers, and a sentence about the run. The rest of the page stays as it is.
 
     Args:
         order: all cases, in the order of the table.
-        whole: whether the run measured all cases. Otherwise its lines replace those of the same cases, and a sentence
-            says which cases of the table are not of the same run as the others.
 
     Raises: InvalidError if the page has no markers.
     """
-    before, begin, rest = page.partition(BEGIN)
-    old, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InvalidError("the page has no place for the table", hint=f"it goes between {BEGIN} and {END}")
-    head, *rows = markdown(lines).splitlines()
-    rule, rows = rows[0], rows[1:]
-    about = f"{_machine()}; {rounds} rounds."
-    if not whole:
-        kept = [row for row in old.splitlines() if _case(row) in order]
-        measured = dict.fromkeys(_case(row) for row in rows)
-        alone = [
-            name for name in order if name in measured or f"`{name}`" in old.partition(_ALONE)[2].partition("\n")[0]
-        ]
-        first = old.strip().partition("\n")[0]
-        about = f"{first or about}\n\n{_ALONE} {', '.join(f'`{name}`' for name in alone)}."
-        rows = sorted(
-            [row for row in kept if _case(row) not in measured] + rows, key=lambda row: order.index(_case(row))
-        )
-    text = "\n".join([head, rule, *rows])
-    return f"{before}{begin}\n\n{about}\n\n{text}\n\n{end}{after}"
+
+    def __init__(self, path: Path, rounds: int, order: Sequence[str]) -> None:
+        self._path = path
+        self._order = order
+        self._about = f"{_machine()}; {rounds} rounds."
+        self._before, begin, rest = path.read_text().partition(BEGIN)
+        self._table, end, self._after = rest.partition(END)
+        if not begin or not end:
+            raise InvalidError("the page has no place for the table", hint=f"it goes between {BEGIN} and {END}")
+
+    def write(self, lines: Sequence[Line]) -> None:
+        """Write the lines of this run. As long as it has not measured all cases, they replace those of the same cases,
+        and a sentence says which cases of the table are not of the same run as the others."""
+        head, rule, *rows = markdown(lines).splitlines()
+        about, measured = self._about, {_case(row) for row in rows}
+        if not measured.issuperset(self._order):
+            named = self._table.partition(_ALONE)[2].partition("\n")[0]
+            alone = [name for name in self._order if name in measured or f"`{name}`" in named]
+            first = self._table.strip().partition("\n")[0]
+            about = f"{first or about}\n\n{_ALONE} {', '.join(f'`{name}`' for name in alone)}."
+            old = [row for row in self._table.splitlines() if _case(row) in self._order and _case(row) not in measured]
+            rows = sorted(old + rows, key=lambda row: self._order.index(_case(row)))
+        table = "\n".join([head, rule, *rows])
+        self._path.write_text(f"{self._before}{BEGIN}\n\n{about}\n\n{table}\n\n{END}{self._after}")
 
 
 def _machine() -> str:

@@ -57,8 +57,8 @@ def _scale(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "--markdown",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="Also write the table to FILE, between its markers (docs/performance.md). With --case, replace the lines of "
-    "these cases only.",
+    help="Also write the table to FILE, between its markers (docs/performance.md), after each case. With --case, "
+    "replace the lines of these cases only.",
 )
 @click.option(
     "--plot",
@@ -95,7 +95,7 @@ def command(
 ) -> None:
     """Measure commits, restores and calls, and compare them with named references.
 
-    Results are printed as soon as they are known, so an interrupt loses only the case that is being measured. The
+    Results are printed and written as soon as they are known, so an interrupt loses only the case that is measured. The
     benchmark starts servers unless the configuration names some. Exit status 1 if a required target is missed at full
     size, or if a case could not be measured.
     """
@@ -111,6 +111,7 @@ def command(
     chosen = [registry.find(name) for name in names]
     lines: list[Line] = []
     failed: list[str] = []
+    page = None if markdown is None else render.Page(markdown, rounds, registry.line_names())
     with exit_on_signals(), _progress() as report, Session(plan, report) as session:
         for case in chosen:
             report(case.name)
@@ -118,6 +119,8 @@ def command(
                 for line in case.measure(session):
                     _show(line, as_json=as_json, header=not lines)
                     lines.append(line)
+                if page is not None:
+                    page.write(lines)
             except StatemgrError as error:
                 failed.append(case.name)
                 show_error(f"{case.name}: {error.message}", error.hint)
@@ -128,10 +131,6 @@ def command(
     must = [case.name for case in chosen if case.must]
     if not as_json:
         messages().print(render.summary(lines, must), markup=False)
-    if markdown is not None:
-        whole = len(names) == len(registry.TABLE)
-        page = render.with_table(markdown.read_text(), lines, rounds, registry.line_names(), whole=whole)
-        markdown.write_text(page)
     if failed or (session.full and set(render.missed_cases(lines)).intersection(must)):
         raise SystemExit(1)
 

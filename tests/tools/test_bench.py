@@ -151,29 +151,45 @@ def test_markdown_has_a_row_for_each_line() -> None:
     assert "1,234" in row
 
 
-def test_the_table_replaces_what_is_between_its_markers() -> None:
+def test_the_table_replaces_what_is_between_its_markers(tmp_path: Path) -> None:
     """The rest of the page stays as it is. A page without markers is refused."""
-    page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
-    lines, order = [alone("peak-memory", 1.0, "MB", "a restore")], ["restore-s3", "peak-memory", "verify"]
-    text = render.with_table(page, lines, 3, order, whole=True)
+    path = tmp_path / "page.md"
+    path.write_text("nothing here")
+    order = ["restore-s3", "peak-memory", "verify"]
+    with pytest.raises(InvalidError, match="no place"):
+        render.Page(path, 3, order)
+
+    path.write_text(f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n")
+    render.Page(path, 3, order).write([alone(name, 1.0, "MB", "a restore") for name in order])
+    text = path.read_text()
     assert text.startswith("before\n")
     assert text.endswith(f"{render.END}\nafter\n")
     assert "old" not in text
     assert "3 rounds" in text
     assert "| peak-memory | 1 | MB |" in text
-    with pytest.raises(InvalidError, match="no place"):
-        render.with_table("nothing here", lines, 3, order, whole=True)
-
-    more = [alone(name, 2.0, "MB", "more") for name in ("verify", "restore-s3")]
-    for part in (more[:1], more):
-        text = render.with_table(text, part, 5, order, whole=False)
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [row.split()[1] for row in rows] == ["case", "---", *order]
-    assert "3 rounds" in text
-    assert text.count("other runs than the rest: `restore-s3`, `verify`.") == 1
-    text = render.with_table(text, more, 5, order, whole=True)
-    assert "peak-memory" not in text
     assert "other runs" not in text
+
+
+def test_each_case_is_written_down_as_soon_as_it_is_measured(tmp_path: Path) -> None:
+    """A run that is cut off leaves a page with its lines next to the older ones, and says so."""
+    path = tmp_path / "page.md"
+    path.write_text(f"{render.BEGIN}\n{render.END}")
+    order = ["restore-s3", "peak-memory", "verify"]
+    render.Page(path, 3, order).write([alone(name, 1.0, "MB", "a restore") for name in order])
+    lines = []
+    page = render.Page(path, 5, order)
+    for name in ("verify", "restore-s3"):
+        lines.append(alone(name, 2.0, "MB", "more"))
+        page.write(lines)
+        values = {row.split()[1]: row.split()[3] for row in path.read_text().splitlines() if row.startswith("| ")}
+        measured = {line.result.case for line in lines}
+        assert values == {"case": "value", "---": "---"} | {one: "2" if one in measured else "1" for one in order}
+    assert list(values) == ["case", "---", *order]
+    assert "3 rounds" in path.read_text()
+    assert path.read_text().count("other runs than the rest: `restore-s3`, `verify`.") == 1
+    page.write([*lines, alone("peak-memory", 2.0, "MB", "more")])
+    assert "other runs" not in path.read_text()
+    assert "5 rounds" in path.read_text()
 
 
 def test_a_line_of_rounds_has_the_median_of_their_ratios() -> None:
