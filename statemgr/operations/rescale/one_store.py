@@ -150,9 +150,13 @@ class NewStores:
         return StoredStore(commit, tables, carried)
 
     def is_usable(self, stored: StoredStore, changelog: TopicInfo | None) -> bool:
-        """Whether all uploads of an earlier run exist, and are so young that they cannot be deleted as garbage before
-        the publish, and whether the changelog ends with the store. Raises: RetryableError, AccessDenied."""
+        """Whether all backends have what an earlier run stored: it went to those of the present configuration, all
+        uploads exist, and are so young that they cannot be deleted as garbage before the publish, and the changelog
+        ends with the store. Raises: RetryableError, AccessDenied."""
         services, commit = self._services, stored.commit
+        for store, made in commit.stores.items():
+            if made.markers.keys() | made.changes.keys() != set(services.config.stores[store].backup_factories):
+                return False
         began_ms = attempt_millis(commit.attempt) or 0
         age_ms = services.clock.time_ns() // 1_000_000 - began_ms
         if not 0 <= age_ms < shortest_grace_ms(services.config) // 4:

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import (
     CorruptError,
     CorruptRecord,
@@ -278,12 +279,16 @@ class _Begun:
 def _make_topics(new: Services, plan: RescalePlan, root: Path) -> Mapping[str, TopicInfo]:
     """Step 2: the job's topics, and store → its new changelog, which has no records of others.
 
+    If a store has no changelog now, an earlier run with another configuration may have left records in the topic, which
+    no checkpoint would explain to whoever writes a changelog again.
+
     Raises: PermissionNeeded, TopicMisconfigured, UnavailableError, AccessDenied.
     """
     topics = plan.new_topics
+    written = {topics[name] for name in topics if KAFKA_CHANGELOG in new.config.stores[name].backup_factories}
     with TopicAdmin(new.config, new.clock) as admin:
         for name, partitions in _refuse_used(admin, plan, root).items():
-            if partitions != plan.tasks:
+            if partitions != plan.tasks or name not in written:
                 admin.delete(name)
                 admin.wait_until_gone(name)
     JobTopics(new).ensure(allow_empty_start=False)

@@ -31,7 +31,7 @@ from statemgr.wiring import open_services
 from tests.blob_ages import names, time_passes
 from tests.cli.test_running_job import write_toml
 from tests.commits import attempt, commit, referenced, totals, write
-from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping
+from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import client, make_topic, plain_producer, send, wait_until
 from tests.kafka_jobs import job as kafka_job
 from tests.servers import KafkaServer, S3Server
@@ -332,6 +332,32 @@ def test_a_build_that_was_cut_off_continues(
     assert Phase.CATCH_UP in steps
     assert {Phase.SPLIT, Phase.STORE}.isdisjoint(steps)
     check(written(tmp_path), {**state, **late}, tmp_path / "other")
+
+
+@pytest.mark.parametrize(("first", "second"), [("kafka-changelog", "blob-store"), ("blob-store", "kafka-changelog")])
+def test_the_backend_changes_between_two_runs(
+    kafka: KafkaServer, tmp_path: Path, run: Run, first: str, second: str
+) -> None:
+    """What a run that was cut off has stored in another backend is not published. It is gone from the new changelog,
+    so that the job can come back to it without a permission."""
+    config = job(kafka, tmp_path, 2, backup=(first,), restore=DUAL)
+    state = some_state()
+    fill(config, state)
+
+    def cut_off(phase: Phase, subject: str) -> None:
+        if (phase, subject) == (Phase.FENCE, config.job_name):
+            raise RuntimeError("cut off")
+
+    with observed(cut_off), pytest.raises(RuntimeError, match="cut off"):
+        run(config, "--tasks", "3", "--write")
+    other = with_changes(config, task__backup__factories=[second])
+    assert run(other, "--tasks", "3", "--write").exit_code == 0
+    with JobReader(written(tmp_path)) as reader:
+        assert {*reader.records()["Partition 0"].current.state_checkpoint_markers} == {second}
+    both = with_changes(written(tmp_path), task__backup__factories=[*DUAL])
+    more = {b"more-%d" % n: b"1" for n in range(30)}
+    fill(both, more, 30)
+    check(both, {**state, **more}, tmp_path / "other")
 
 
 def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
