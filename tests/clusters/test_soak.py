@@ -44,6 +44,8 @@ from tests.servers import KafkaServer
 MINUTES = float(os.environ.get("STATEMGR_TEST_SOAK_MINUTES") or 0)
 WITH_SPARK = (os.environ.get("STATEMGR_TEST_SOAK_SPARK") or "1") != "0"
 _PER_SECOND = 60
+#: Seconds after which a producer of the input is given up. No fault of the soak takes so long.
+_STALLED_S = 300
 
 
 class Job(Protocol):
@@ -87,13 +89,17 @@ class Background:
 
 
 class Input(Background):
-    """Sends named messages, the same number to each topic: topic → partition → names, in order."""
+    """Sends named messages, the same number to each topic.
+
+    A producer that has sent nothing for minutes is given up, with what it has not sent, and its last statistics are
+    printed. What the topics have is the input.
+    """
 
     def __init__(self, kafka: KafkaServer, topics: Mapping[str, int]) -> None:
         self._kafka, self._topics = kafka, topics
-        self.names: dict[str, dict[int, list[str]]] = {t: {p: [] for p in range(n)} for t, n in topics.items()}
-        self.keys: dict[str, str] = {}
+        self.sent = 0
         self._stop = threading.Event()
+        self._statistics = ""
         super().__init__("input")
 
     def stop(self) -> None:
@@ -103,18 +109,38 @@ class Input(Background):
 
     def work(self) -> None:
         """Send until it is stopped."""
-        settings = {"bootstrap.servers": self._kafka.bootstrap_servers, "log_level": 2, "message.timeout.ms": 0}
-        producer = Producer(settings | {"enable.idempotence": True})
+        producer = self._producer()
         for number, key in enumerate(keys()):
             if number % (_PER_SECOND // 10) == 0 and self._stop.wait(0.1):
                 break
             for topic, partitions in self._topics.items():
                 name, partition = f"{topic}:{number}", crc32(key.encode()) % partitions
-                producer.produce(topic, key=key, value=name, partition=partition)
-                self.names[topic][partition].append(name)
-                self.keys[name] = key
+                try:
+                    producer.produce(topic, key=key, value=name, partition=partition)
+                except BufferError:
+                    print(f"the producer of the input has sent nothing for minutes: {self._statistics}", flush=True)
+                    producer.purge()
+                    producer = self._producer()
+                    producer.produce(topic, key=key, value=name, partition=partition)
+                self.sent += 1
             producer.poll(0)
         assert producer.flush(300) == 0
+
+    def _producer(self) -> Producer:
+        def keep(statistics: str) -> None:
+            self._statistics = statistics
+
+        return Producer(
+            {
+                "bootstrap.servers": self._kafka.bootstrap_servers,
+                "enable.idempotence": True,
+                "message.timeout.ms": 0,
+                "queue.buffering.max.messages": _STALLED_S * _PER_SECOND * len(self._topics),
+                "log_level": 2,
+                "statistics.interval.ms": 10_000,
+                "stats_cb": keep,
+            }
+        )
 
 
 def keys() -> Iterator[str]:
@@ -226,8 +252,7 @@ class Soak:
         """Return what has happened so far."""
         happened = sum((chaos.happened for chaos in self.chaos), Counter[str]())
         ended = sum((job.ended for job in self.jobs), Counter[str]()) + self.refused
-        sent = len(self.input.keys)
-        return f"{sent} messages, {sum(happened.values())} faults {dict(happened)}, {dict(ended)}"
+        return f"{self.input.sent} messages, {sum(happened.values())} faults {dict(happened)}, {dict(ended)}"
 
     def finish(self) -> None:
         """Heal everything, and let the jobs process the rest of the input."""
@@ -239,7 +264,7 @@ class Soak:
         self.input.check()
         for job in self.jobs:
             job.look()
-        expected = {f"loop-in-{p}": len(names) for p, names in self.input.names["loop-in"].items()}
+        expected = {f"loop-in-{p}": len(_values(self.loops.config, "loop-in", p)) for p in range(PARTITIONS)}
         wait_until(lambda: self._loops_reached(expected), 600)
         self.loops.stop()
         if self.query:
@@ -276,20 +301,20 @@ class Soak:
             history.reads += [read for read in reads if read.found in tried]
         tasks = [f"Partition {number}" for number in range(PARTITIONS)]
         of_loops, config = found["loops"], self.loops.config
-        of_loops.inputs = {task: self.input.names["loop-in"][p] for p, task in enumerate(tasks)}
+        of_loops.inputs = {task: _values(config, "loop-in", p) for p, task in enumerate(tasks)}
         of_loops.outputs = {task: _values(config, "loop-out", p) for p, task in enumerate(tasks)}
         if self.query:
-            _of_query(found["query"], self.input, _values(self.query.config, "query-out", 0))
+            sent = [record for p in range(2) for record in committed(config, "query-in", p)]
+            _of_query(found["query"], sent, _values(self.query.config, "query-out", 0))
         return found
 
 
-def _of_query(history: History, sent: Input, outputs: Sequence[str]) -> None:
+def _of_query(history: History, sent: Sequence[tuple[Any, Any]], outputs: Sequence[str]) -> None:
     """Spark groups rows by key, so a task has the rows of the keys that it has."""
     task_of = {key: read.task for read in history.reads for key in read.content}
     inputs, sent_by = defaultdict(list), defaultdict(list)
-    for name, key in sent.keys.items():
-        if name.startswith("query-in:"):
-            inputs[task_of.get(key, "a task without a read")].append(name)
+    for key, name in sent:
+        inputs[task_of.get(key.decode(), "a task without a read")].append(name.decode())
     for output in outputs:
         task, _, rest = output.partition("|")
         sent_by[task].append(f"{task}|{rest}")
