@@ -292,8 +292,8 @@ class History:
             self._look_after_servers()
             self.broker.compact_all()
         is_suspended = any(one.process.alive and one.process.paused_until > scheduler.now for one in self._owners)
-        # after a rescale, gc would collect the old layout, and there would be no way back
-        if not self.operators.is_rescaled and scheduler.chance(f"gc after {number}", 0.6 if is_suspended else 0.2):
+        collects = scheduler.chance(f"gc after {number}", 0.6 if is_suspended else 0.2)
+        if collects and self.operators.may_collect():
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
         self.operators.act(number)
@@ -518,8 +518,7 @@ class History:
                 self._lose_tail(topic, "at peace")
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
-        stays = self.operators.parts and scheduler.decide("stays rescaled", 2)
-        if self.operators.is_rescaled and not stays:
+        if self.operators.is_rescaled and not self.operators.stays_rescaled:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died

@@ -194,7 +194,7 @@ class Model:
 
     def went_back(self, checkpoint: Checkpoint) -> None:
         """A rollback was acknowledged, which published this checkpoint."""
-        self._acked.append(min(self.acked, checkpoint.input_offsets[SOURCE]))
+        self._acked.append(min(self.acked, self.position(checkpoint)))
         self._went_back_at = checkpoint.sequence
         self._went_back += 1
 

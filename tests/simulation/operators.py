@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from statemgr import JobConfig, StateManager
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import (
     CorruptError,
     InvalidError,
@@ -27,6 +28,7 @@ from statemgr.flows.opening.open_job import JobTopics
 from statemgr.health.stages import positions
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.jobs.stages import Stage, changed_keys, published_together, step_back, step_forward
 from statemgr.operations.adopt.adopt import adopt
 from statemgr.operations.adopt.found import Request
@@ -63,12 +65,16 @@ _TOO_LATE = (
     "is not retained",
     "no checkpoint of",
     "tasks already",  # somebody else has rescaled it
+    "cannot go back alone",
+    "retains several of these checkpoints",
     "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
 )
 _OF_ANOTHER_RESCALE = "has records that no rescale on this machine wrote"
 #: The partitioner of the input's producers, which the state of a single task does not show.
 _PARTITIONER = "murmur2"
 _RESCALED_TO = 2
+#: Seconds after a rescale until garbage collection may collect the old layout: half a grace period.
+_COLLECTED_S = 12 * 3600.0
 _OLD_JOB = "old"
 _OLD_CHANGELOGS = {store: f"{_OLD_JOB}-{store}" for store in STORES}
 #: Runs of an adoption that may die before it has succeeded.
@@ -89,6 +95,11 @@ class Operators:
         self._was_adopted_by_one = False
         #: whether a rescale may be in force
         self.is_rescaled = False
+        #: whether the layout before the last rescale is still there for sure
+        self._may_undo = True
+        self._rescaled_s = 0.0
+        #: the stores whose changelogs a rescale may have begun to write, and died
+        self._begun_changelogs = set[str]()
         #: the numbers of the rescale commands that were given
         self._rescales = set[int]()
         #: the models of the tasks of a rescale that is in force for sure, and configuration keys with their new values
@@ -124,16 +135,23 @@ class Operators:
             self._give(f"migrate-{number}", "operator", number, self._migrate)
         if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
             self._give(f"adopt again-{number}", "operator", number, self._adopt)
-        if self.parts:  # owners work in the new layout
-            self._undo(number, f"machine-{number % 2}", 0.3)
-            return
-        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
-        rescales = may_rescale and scheduler.chance(f"rescale after {number}", 0.04)
-        if not rescales and not scheduler.chance(f"command after {number}", 0.35):
-            return
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
         }  # fmt: skip
+        if self.parts:  # owners work in the new layout
+            commands |= {"rollback": self._go_back, "keep": self._keep}
+            if scheduler.chance(f"command in the new layout after {number}", 0.5):
+                self._choose(commands, number)
+            self._undo(number, f"machine-{number % 2}", 0.3)
+            return
+        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
+        # an owner that writes changelogs again would be asked for permission to overwrite what such a rescale has left
+        changelogs = {
+            name
+            for name, store in history.config("", number).stores.items()
+            if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories)
+        }
+        may_rescale = may_rescale and self._begun_changelogs <= changelogs
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
@@ -142,20 +160,40 @@ class Operators:
                 commands["keep"] = self._keep
             if may_rescale:
                 commands["rescale"] = self._rescale
-        kind = (
-            "rescale" if rescales else [*commands][scheduler.decide(f"kind of command after {number}", len(commands))]
-        )
-        work, machine = commands[kind], f"machine-{scheduler.decide(f'machine of command {number}', 3)}"
+        if may_rescale and scheduler.chance(f"rescale after {number}", 0.04):
+            commands = {"rescale": self._rescale}
+        elif not scheduler.chance(f"command after {number}", 0.35):
+            return
+        if self._choose(commands, number) == "rescale":
+            self._begun_changelogs |= changelogs
+            self._undo(number, f"machine-{number % 2}", 0.3 if self.parts else 1.0)
+
+    def _choose(self, commands: Mapping[str, Command], number: int) -> str:
+        """Give one of the commands. Returns: its name."""
+        decide = self._scheduler.decide
+        kind = [*commands][decide(f"kind of command after {number}", len(commands))]
         if kind == "rescale":
             self._rescales.add(number)
-        self._give(f"{kind}-{number}", machine, number, work)
-        if kind == "rescale":
-            self._undo(number, machine, 0.3 if self.parts else 1.0)
+        self._give(f"{kind}-{number}", f"machine-{decide(f'machine of command {number}', 3)}", number, commands[kind])
+        return kind
+
+    def may_collect(self) -> bool:
+        """Whether garbage may be collected: not while nobody knows the layout. After a day, this ends the way back."""
+        if self.is_rescaled and not self.parts:
+            return False
+        if self._scheduler.now - self._rescaled_s > _COLLECTED_S:
+            self._may_undo = False
+        return True
+
+    @property
+    def stays_rescaled(self) -> bool:
+        """Whether the job is in the new layout, and nobody goes back."""
+        return bool(self.parts) and (not self._may_undo or self._scheduler.decide("stays rescaled", 2) > 0)
 
     def _undo(self, number: int, machine: str, probability: float) -> None:
         if self._scheduler.chance(f"undo after {number}", probability):
             for life in range(3):
-                if self.is_rescaled:
+                if self.is_rescaled and self._may_undo:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
 
     def _give(self, name: str, machine: str, number: int, work: Command) -> None:
@@ -221,18 +259,19 @@ class Operators:
     def _read(self, moment: str, config: JobConfig) -> None:
         """Read what is published, as an application of somebody else does."""
         with JobReader(config, services=self._history.services) as reader:
-            record = reader.records().get(TASK)
-            if record is None:
-                return
-            checkpoint, found = record.current, dict[str, dict[bytes, bytes]]()
-            try:
-                for store in STORES:
-                    found[store] = dict(chain.from_iterable(reader.scan(record, checkpoint, store)))
-            except (MissingError, CorruptError):
-                if reader.records()[TASK].current == checkpoint:
-                    raise
-                return  # the job has moved on meanwhile
-        self._model.compare_state(checkpoint.input_offsets[SOURCE], found, as_of_now=False)
+            for task, model in self._history.parts:
+                record = reader.records().get(task)
+                if record is None:
+                    return
+                checkpoint, found = record.current, dict[str, dict[bytes, bytes]]()
+                try:
+                    for store in STORES:
+                        found[store] = dict(chain.from_iterable(reader.scan(record, checkpoint, store)))
+                except (MissingError, CorruptError):
+                    if reader.records()[task].current == checkpoint:
+                        raise
+                    return  # the job has moved on meanwhile
+                model.compare_state(model.position(checkpoint), found, as_of_now=False)
 
     def _follow(self, moment: str, config: JobConfig) -> None:
         """Follow the job for a while, so that a task can open here without a restore."""
@@ -338,27 +377,35 @@ class Operators:
     # --- commands that fence -------------------------------------------------------------------------------------
 
     def _go_back(self, moment: str, config: JobConfig) -> None:
-        """Make an older checkpoint current again."""
-        model = self._model
+        """Make an older checkpoint current again, for all tasks or for one."""
+        decide, parts = self._scheduler.decide, dict(self._history.parts)
+        alone = [*parts][decide(f"task of {moment}", len(parts))] if decide(f"alone {moment}", len(parts)) else None
         with self._opened(config, owned=True) as (services, log):
-            record = log.read().get(TASK)
-            if record is None:
-                return
-            chosen = record.checkpoints[self._scheduler.decide(f"checkpoint of {moment}", len(record.checkpoints))]
-            target = chosen.input_offsets[SOURCE]
-            self._scheduler.note(f"rollback to {target}")
-            model.tried[target] += 1
-            model.going_back.append(target)
-            _, published = roll_back(services, log, JobTopics(services), Goal((str(chosen.checkpoint_id),), None))
-            model.went_back(published[TASK])
-            model.going_back.remove(target)
-            self._scheduler.note(f"rolled back to {target}")
+            records = log.read()
+            chosen: dict[str, Checkpoint] = {}
+            for task in [alone] if alone else parts:
+                if task not in records:
+                    return
+                checkpoints = records[task].checkpoints
+                chosen[task] = checkpoints[decide(f"checkpoint of {moment} for {task}", len(checkpoints))]
+            targets = {task: parts[task].position(checkpoint) for task, checkpoint in chosen.items()}
+            self._scheduler.note(f"rollback to {targets}")
+            for task, target in targets.items():
+                parts[task].tried[target] += 1
+                parts[task].going_back.append(target)
+            goal = Goal(tuple(str(checkpoint.checkpoint_id) for checkpoint in chosen.values()), alone)
+            _, published = roll_back(services, log, JobTopics(services), goal)
+            for task, target in targets.items():
+                parts[task].went_back(published[task])
+                parts[task].going_back.remove(target)
+            self._scheduler.note(f"rolled back to {targets}")
 
     def _keep(self, moment: str, config: JobConfig) -> None:
         """Keep a checkpoint beyond the retention, or the ones that are kept no longer."""
-        model = self._model
+        parts = self._history.parts
+        task, model = parts[self._scheduler.decide(f"task of {moment}", len(parts))]
         with self._opened(config, owned=True) as (services, log):
-            record = log.read().get(TASK)
+            record = log.read().get(task)
             if record is None:
                 return
             kept = record.current.kept
@@ -401,7 +448,8 @@ class Operators:
             if records and len(records) == _RESCALED_TO:
                 return
             plan = plan_rescale(config, records, _RESCALED_TO, None)
-            self.is_rescaled = model.was_rescaled = True
+            self.is_rescaled = model.was_rescaled = self._may_undo = True
+            self._rescaled_s = self._scheduler.now
             done = rescale(services, log, _RESCALED_TO, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         at = done.checkpoints[TASK].input_offsets[SOURCE]
