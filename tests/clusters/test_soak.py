@@ -191,6 +191,8 @@ class Soak:
         self.directory, self.servers = directory, servers
         self.measures = Measures()
         self.refused: Counter[str] = Counter()
+        #: the names of each partition's messages; known when all of them are there
+        self.input_of_loops: list[list[str]] = []
         kafka = servers.kafka()
         topics = {"loop-in": PARTITIONS, "loop-out": PARTITIONS, "query-in": 2, "query-out": 1}
         for topic, partitions in topics.items():
@@ -264,7 +266,8 @@ class Soak:
         self.input.check()
         for job in self.jobs:
             job.look()
-        expected = {f"loop-in-{p}": len(_values(self.loops.config, "loop-in", p)) for p in range(PARTITIONS)}
+        self.input_of_loops = [_values(self.loops.config, "loop-in", p) for p in range(PARTITIONS)]
+        expected = {f"loop-in-{p}": len(names) for p, names in enumerate(self.input_of_loops)}
         wait_until(lambda: self._loops_reached(expected), 600)
         self.loops.stop()
         if self.query:
@@ -301,7 +304,7 @@ class Soak:
             history.reads += [read for read in reads if read.found in tried]
         tasks = [f"Partition {number}" for number in range(PARTITIONS)]
         of_loops, config = found["loops"], self.loops.config
-        of_loops.inputs = {task: _values(config, "loop-in", p) for p, task in enumerate(tasks)}
+        of_loops.inputs = dict(zip(tasks, self.input_of_loops, strict=True))
         of_loops.outputs = {task: _values(config, "loop-out", p) for p, task in enumerate(tasks)}
         if self.query:
             sent = [record for p in range(2) for record in committed(config, "query-in", p)]

@@ -81,6 +81,15 @@ _OLD_CHANGELOGS = {store: f"{_OLD_JOB}-{store}" for store in STORES}
 _RUNS = 30
 
 
+def _changelogs(config: JobConfig) -> set[str]:
+    """The stores that have a changelog."""
+    return {
+        name
+        for name, store in config.stores.items()
+        if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories)
+    }
+
+
 class Operators:
     """Gives commands."""
 
@@ -146,12 +155,7 @@ class Operators:
             return
         may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
         # an owner that writes changelogs again would be asked for permission to overwrite what such a rescale has left
-        changelogs = {
-            name
-            for name, store in history.config("", number).stores.items()
-            if KAFKA_CHANGELOG in (*store.backup_factories, *store.restore_factories)
-        }
-        may_rescale = may_rescale and self._begun_changelogs <= changelogs
+        may_rescale = may_rescale and self._begun_changelogs <= _changelogs(history.config("", number))
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
@@ -165,7 +169,6 @@ class Operators:
         elif not scheduler.chance(f"command after {number}", 0.35):
             return
         if self._choose(commands, number) == "rescale":
-            self._begun_changelogs |= changelogs
             self._undo(number, f"machine-{number % 2}", 0.3 if self.parts else 1.0)
 
     def _choose(self, commands: Mapping[str, Command], number: int) -> str:
@@ -442,6 +445,7 @@ class Operators:
     def _rescale(self, moment: str, config: JobConfig) -> None:
         """Give the job two tasks, and look at them."""
         history, model = self._history, self._model
+        self._begun_changelogs |= _changelogs(config)
         with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
             acked = model.acked
             records = log.read()

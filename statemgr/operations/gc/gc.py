@@ -149,9 +149,16 @@ def collect_garbage(
     grace_ms = chosen_grace_ms(services.config, grace_ms)
     cut_ms = services.blobs().administration.time_ms() - grace_ms  # 1
     report = GarbageReport(grace_ms=grace_ms)
-    first = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)
+    damaged: dict[int, str] = {}
+
+    def search() -> NeededBlobs:
+        found = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)
+        damaged.update(found.damaged)
+        return found
+
+    first = search()
     unseen = _survey(services, first, cut_ms, report, progress)  # 2
-    second = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)  # 3
+    second = search()  # 3
     report.expired = second.expired
     report.expiring = [blob_id for blob_id in report.expiring if blob_id in second.needed]
     report.notes += [
@@ -159,11 +166,9 @@ def collect_garbage(
         for task in dict.fromkeys((*first.busy, *second.busy))
     ]
 
-    damaged = {**first.damaged, **second.damaged}
-
     def lost(candidates: Iterable[str]) -> list[str]:
         absent = _absent(services, candidates)
-        now = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints) if absent else second
+        now = search() if absent else second
         damaged.update({now.replaced[blob_id]: blob_id for blob_id in absent if blob_id in now.replaced})
         return sorted(blob_id for blob_id in absent if blob_id in now.needed and blob_id not in now.replaced)
 
@@ -175,7 +180,7 @@ def collect_garbage(
         _delete_orphans(services, (first, second), cut_ms, report, progress)
         withdraw_offers(services.config, report.expired)
         try:
-            third = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)
+            third = search()
             report.missing = lost(third.needed.keys() - first.needed.keys() - second.needed.keys())
         except MissingBlob as error:  # an index
             report.missing = [str(error.where.get("blob", error.message))]

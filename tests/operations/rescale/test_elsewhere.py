@@ -24,7 +24,17 @@ from statemgr.wiring import open_services
 from tests.commits import commit, write
 from tests.jobs import DUAL, SEGMENTS
 from tests.kafka_jobs import make_topic
-from tests.operations.rescale.test_rescale import check, fill, job, keys_of, murmur2, run, some_state, written
+from tests.operations.rescale.test_rescale import (
+    check,
+    cut_off_when_built,
+    fill,
+    job,
+    keys_of,
+    murmur2,
+    run,
+    some_state,
+    written,
+)
 from tests.servers import KafkaServer, S3Server
 
 __all__ = ["run"]  # a fixture
@@ -44,12 +54,7 @@ def nowhere(order: str) -> str:
 
 def cut_off(config: JobConfig, tasks: int) -> None:
     """Run a driver that dies when everything is built."""
-
-    def fence(phase: Phase, subject: str) -> None:
-        if (phase, subject) == (Phase.FENCE, config.job_name):
-            raise RuntimeError("cut off")
-
-    with observed(fence), pytest.raises(RuntimeError, match="cut off"):
+    with cut_off_when_built(config):
         rescaled(config, tasks)
 
 
@@ -142,11 +147,7 @@ def test_a_command_that_died_continues_elsewhere(kafka: KafkaServer, tmp_path: P
     config, state = job(kafka, tmp_path, 2, kind=SEGMENTS), some_state()
     fill(config, state)
 
-    def fence(phase: Phase, subject: str) -> None:
-        if (phase, subject) == (Phase.FENCE, config.job_name):
-            raise RuntimeError("cut off")
-
-    with observed(fence), pytest.raises(RuntimeError, match="cut off"):
+    with cut_off_when_built(config):
         run(config, "--tasks", "3", "--write", "--parallel", "2")
     check(rescaled(config, 3, nowhere).config, state, tmp_path / "other")
 

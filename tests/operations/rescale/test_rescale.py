@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,18 @@ def job(kafka: KafkaServer, directory: Path, tasks: int, s3: S3Server | None = N
     return JobConfig.from_mapping(
         job_mapping(kafka, directory, tasks=tasks, s3=s3, stores=("counts", "totals"), **more)  # type: ignore[arg-type]
     )
+
+
+@contextmanager
+def cut_off_when_built(config: JobConfig) -> Iterator[None]:
+    """Make a rescale die inside the block when everything is built, before it fences the job."""
+
+    def fence(phase: Phase, subject: str) -> None:
+        if (phase, subject) == (Phase.FENCE, config.job_name):
+            raise RuntimeError("cut off")
+
+    with observed(fence), pytest.raises(RuntimeError, match="cut off"):
+        yield
 
 
 def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> None:
@@ -319,11 +331,7 @@ def test_a_build_that_was_cut_off_continues(
     fill(config, state)
     steps: list[Phase] = []
 
-    def cut_off(phase: Phase, subject: str) -> None:
-        if (phase, subject) == (Phase.FENCE, config.job_name):
-            raise RuntimeError("cut off")
-
-    with observed(cut_off), pytest.raises(RuntimeError, match="cut off"):
+    with cut_off_when_built(config):
         run(config, "--tasks", "3", "--write")
     late = some_state(60, "late-")
     fill(config, late, 9)
@@ -344,11 +352,7 @@ def test_the_backend_changes_between_two_runs(
     state = some_state()
     fill(config, state)
 
-    def cut_off(phase: Phase, subject: str) -> None:
-        if (phase, subject) == (Phase.FENCE, config.job_name):
-            raise RuntimeError("cut off")
-
-    with observed(cut_off), pytest.raises(RuntimeError, match="cut off"):
+    with cut_off_when_built(config):
         run(config, "--tasks", "3", "--write")
     other = with_changes(config, task__backup__factories=[second])
     assert run(other, "--tasks", "3", "--write").exit_code == 0
