@@ -18,7 +18,8 @@ from statemgr.ports import Clock
 
 #: Seconds after which a read returns with what has arrived.
 _PATIENCE_S = 1
-#: Bytes that are asked of the connection at once.
+#: Bytes that are asked of a slow connection at once. A fast one is asked for all that the caller wants, because each
+#: read of many threads costs a turn at Python's interpreter.
 _PIECE = 256 * 1024
 #: From this many bytes a second, a body is fast.
 _FAST = 1024 * 1024
@@ -110,7 +111,7 @@ class BodyReader:
         patience = begun + _PATIENCE_S
         while got < wanted:
             with self._translated():
-                size = self._read(buffer[got : min(wanted, got + _PIECE)])
+                size = self._read(buffer[got:wanted])
             if not size:
                 break
             got += size
@@ -128,6 +129,6 @@ class BodyReader:
     def _read(self, piece: memoryview) -> int:
         if self._is_fast:
             return self._large.read(self._raw, piece)
-        arrived: bytes = self._raw.read1(len(piece))
+        arrived: bytes = self._raw.read1(min(len(piece), _PIECE))
         piece[: len(arrived)] = arrived
         return len(arrived)

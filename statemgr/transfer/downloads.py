@@ -6,9 +6,10 @@ them. Touches the files that it is given.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader
 from statemgr.transfer.hedging import Hedger
-from statemgr.transfer.pool import Batch, Counter, Pool
+from statemgr.transfer.pool import Batch, Counter, Pool, Turns
 
 #: Most bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
 PIECE = 1024 * 1024
@@ -63,6 +64,7 @@ class Downloads:
         self._blobs = blobs
         self._pool = pool
         self._local = threading.local()
+        self._turns = Turns(pool.clock, os.cpu_count() or 1)
         self.hedged_gets = hedged_gets
 
     def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:
@@ -216,21 +218,22 @@ class Downloads:
 
     def _read_once(self, reader: BlobReader, ref: BlobRef, destination: _Nowhere) -> tuple[int, str | None]:
         """Returns: how many bytes the destination got, and what is wrong with them."""
-        buffer, hashed, written = self._buffer(), hasher(), 0
+        buffer, hashed, written, turn = self._buffer(), hasher(), 0, self._turns.of_one()
         while True:
             wanted = ref.size - written
             piece = destination.move(reader, written, wanted) if wanted else None
-            if piece is None:
-                try:
-                    piece = buffer[: reader.readinto(buffer)]
-                except DamagedFrame:
-                    return written, "a damaged frame"
-                if len(piece) > wanted:
-                    return written, "more bytes"
-                destination.write(written, piece)
+            with turn if piece is None else nullcontext():
+                if piece is None:
+                    try:
+                        piece = buffer[: reader.readinto(buffer)]
+                    except DamagedFrame:
+                        return written, "a damaged frame"
+                    if len(piece) > wanted:
+                        return written, "more bytes"
+                    destination.write(written, piece)
+                hashed.update(piece)
             if not piece:
                 break
-            hashed.update(piece)
             written += len(piece)
         if written < ref.size:
             return written, f"{written} bytes"

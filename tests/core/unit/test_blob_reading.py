@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
 from statemgr.blobs import reading
-from statemgr.blobs.reading import LargeReads
+from statemgr.blobs.reading import BodyReader, LargeReads
 from statemgr.local.machine import SystemClock
 
 
@@ -40,4 +41,37 @@ def test_a_read_that_ends_as_it_is_broken_off_leaves_the_others_watched(
     large = LargeReads(SystemClock())
     for raw in (Raw(failure), Raw()):
         assert large.read(raw, memoryview(bytearray(1))) == 0
+    large.close()
+
+
+class Sent:
+    """A body that has arrived. ``asked``: how many bytes each read asked for."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self.asked: list[int] = []
+
+    def read1(self, size: int) -> bytes:
+        """Return the next bytes."""
+        return bytes(self._took(size))
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer."""
+        return self._took(len(buffer))
+
+    def _took(self, size: int) -> int:
+        self.asked.append(size)
+        taken = min(size, self._left)
+        self._left -= taken
+        return taken
+
+
+def test_a_fast_body_is_read_with_few_calls() -> None:
+    """The first read is small, because the pace is not known. Then one call fills a buffer."""
+    large = LargeReads(SystemClock())
+    raw = Sent(3 << 20)
+    body = BodyReader(raw, 3 << 20, large, nullcontext)
+    buffer = memoryview(bytearray(1 << 20))
+    assert [body.readinto(buffer) for _ in range(4)] == [1 << 20, 1 << 20, 1 << 20, 0]
+    assert raw.asked == [256 << 10, 768 << 10, 1 << 20, 1 << 20]
     large.close()

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from statemgr.local.machine import SystemClock, Threads
-from statemgr.transfer.pool import Pace, Pool
+from statemgr.transfer.pool import Pace, Pool, Turns
 from tests.blob_faults import ManualClock
 
 LIMIT_S = 20
@@ -184,3 +184,41 @@ def test_no_more_jobs_begin_than_a_pace_allows() -> None:
     pool.close()
     assert len(most) == 12
     assert max(most) <= 3
+
+
+def test_what_has_arrived_is_moved_by_few_at_a_time() -> None:
+    """A quick piece is followed by a wait for a turn, a slow one by none; the wait ends when a turn ends."""
+    clock = SystemClock()
+    turns = Turns(clock, 1)
+    first, second, ended = turns.of_one(), turns.of_one(), threading.Event()
+
+    def move() -> None:
+        with second:
+            ended.set()
+
+    move()
+    ended.clear()
+    with first:
+        mover = threading.Thread(target=move)
+        mover.start()
+        assert not ended.wait(0.05)
+    assert ended.wait(LIMIT_S)
+    mover.join()
+    clock = PausingClock()
+    turns = Turns(clock, 1)
+    slow = turns.of_one()
+    for _ in range(2):
+        with turns.of_one(), slow:
+            clock.now += 0.03
+    assert not clock.waits
+
+
+def test_a_turn_that_hangs_delays_the_others_and_does_not_stop_them() -> None:
+    """A connection that sends nothing any more keeps nobody else from what has arrived."""
+    clock = PausingClock()
+    turns = Turns(clock, 1)
+    quick = turns.of_one()
+    with quick:
+        pass
+    with turns.of_one(), quick:
+        assert sum(clock.waits) == pytest.approx(0.2)
