@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +25,8 @@ from statemgr.version import __version__
 _LEAP_S = 7 * 24 * 3600.0
 #: Seconds of each wait after :meth:`SystemClock.give_up`, so that a loop of waits does not keep a processor busy.
 _SHORTEST_S = 0.01
+#: The quota of a container: microseconds of processor time, and for how many (cgroup v2).
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 #: More workers than this never run at the same time.
 _MOST_THREADS = 10_000
 
@@ -64,6 +68,16 @@ class SystemClock:
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
         """Wait on a condition that is held."""
         return changed.wait(min(seconds, _SHORTEST_S) if self._given_up else seconds)
+
+
+def processors() -> int:
+    """How many processors this process may use: those that it may run on, or as many as the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return max(1, min(count, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no container, or "max"
+        return count
 
 
 def moment(clock: Clock) -> Moment:

@@ -6,7 +6,6 @@ them. Touches the files that it is given.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from statemgr.errors import ANOTHER_COPY, CorruptBlob
+from statemgr.local.machine import processors
 from statemgr.local.sparse_file import has_hole
 from statemgr.local.transfer_files import NewFile, SourceFile, write_new
 from statemgr.model.checkpoint import BlobRef
@@ -64,7 +64,7 @@ class Downloads:
         self._blobs = blobs
         self._pool = pool
         self._local = threading.local()
-        self._turns = Turns(pool.clock, os.cpu_count() or 1)
+        self._turns = Turns(pool.clock, processors())
         self.hedged_gets = hedged_gets
 
     def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:

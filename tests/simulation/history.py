@@ -54,6 +54,7 @@ from statemgr.operations.gc.needed_blobs import find_needed_blobs
 from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
+from statemgr.transfer import downloads
 from statemgr.wiring import open_services
 from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
@@ -199,6 +200,7 @@ class History:
                 mock.patch.object(tempfile, "tempdir", str(self._directory)),
                 mock.patch.dict(os.environ, SHARED_STATE=str(self._directory / "shared")),
                 mock.patch.object(open_job, "check_config", _checked_once()),
+                mock.patch.object(downloads, "processors", return_value=2),  # the same history on every machine
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
             ):
                 self.scheduler.run(self._live)

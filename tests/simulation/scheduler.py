@@ -125,7 +125,6 @@ class Scheduler(Turns):
             (time, "time_ns", lambda: int((self.start_s + self.now) * 1e9)),
             (time, "sleep", self.sleep),
             (os, "urandom", self._urandom),
-            (os, "cpu_count", lambda: 2),
             (uuid, "uuid4", lambda: uuid.UUID(bytes=self._bytes["uuid4"].randbytes(16), version=4)),
             (fcntl, "flock", self._flock),
             (os, "close", self._close),

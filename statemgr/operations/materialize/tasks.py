@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +12,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, MissingState, StatemgrError, UnavailableError
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local.machine import processors
 from statemgr.operations.materialize.materialize import (
     Materialized,
     check_possible,
@@ -86,7 +86,7 @@ def materialize_job(
     Args:
         parallel: how many at a time; the number of processors by default.
     """
-    count = min(parallel or os.cpu_count() or 1, max(len(wanted), 1))
+    count = min(parallel or processors(), max(len(wanted), 1))
     with WorkerProcesses(config, count, progress) as workers:
         running: dict[Future[Materialized], tuple[str, str]] = {
             workers.submit(_materialize, task, store, again): (task, store) for task, store in wanted

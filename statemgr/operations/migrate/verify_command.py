@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -41,11 +40,12 @@ def verify_command(call: Call, stores: tuple[str, ...], against: str | None, dif
     """Prove that all backends hold the same state; exit status 1 if they do not. A running job is not disturbed."""
     from concurrent.futures.process import BrokenProcessPool
 
+    from statemgr.local.machine import processors
     from statemgr.operations.migrate.verify import Verifier
     from statemgr.reader import JobReader
     from statemgr.wiring import WorkerProcesses, open_services
 
-    config, count = call.config, os.cpu_count() or 1
+    config, count = call.config, processors()
     with (
         closing(open_services(config)) as services,
         JobReader(config, only_settled=True) as reader,  # do not wait for an open transaction

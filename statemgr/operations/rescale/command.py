@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -79,9 +78,11 @@ def command(
     if undo:
         _undo(call, write=write)
     else:
+        from statemgr.local.machine import processors
+
         assert count is not None
         checks = write or not no_check
-        _rescale(call, count, partitioner, parallel or os.cpu_count() or 1, write=write, checks=checks)
+        _rescale(call, count, partitioner, parallel or processors(), write=write, checks=checks)
 
 
 def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, write: bool, checks: bool) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
+
 from statemgr.ids import CheckpointId
-from statemgr.local.machine import SystemClock, moment, system_ids
+from statemgr.local import machine
+from statemgr.local.machine import SystemClock, moment, processors, system_ids
 
 
 def test_clock_moves_on() -> None:
@@ -31,3 +37,25 @@ def test_ids_are_unique() -> None:
     ids = system_ids()
     assert len({ids.attempt_id() for _ in range(1000)}) == 1000
     assert CheckpointId.parse(str(ids.checkpoint_id())).millis > 1_600_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("quota", "count"),
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("10000 100000", 1),
+        ("9900000 100000", 4),
+        ("max 100000", 4),
+        ("", 4),
+    ],
+)
+def test_the_quota_of_a_container_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, count: int
+) -> None:
+    """A process with the time of two processors of many has two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(machine, "_QUOTA", tmp_path / "cpu.max")
+    assert processors() == 4
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert processors() == count
