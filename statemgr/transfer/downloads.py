@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from statemgr.model.snapshot import FileIndex
 from statemgr.ports import BlobReader, BlobStore, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader
 from statemgr.transfer.hedging import Hedger
-from statemgr.transfer.pool import Batch, Counter, Pool, Turns
+from statemgr.transfer.pool import Batch, Counter, Mover, Movers, Pool
 
 #: Most bytes that are read, hashed and written at once, or copied by the system and then read back and hashed.
 PIECE = 1024 * 1024
@@ -64,7 +64,7 @@ class Downloads:
         self._blobs = blobs
         self._pool = pool
         self._local = threading.local()
-        self._turns = Turns(pool.clock, processors())
+        self._movers = Movers(pool.clock, processors())
         self.hedged_gets = hedged_gets
 
     def fetch_files(self, fetches: Sequence[Fetch], progress: Progress = no_progress) -> int:
@@ -218,12 +218,14 @@ class Downloads:
 
     def _read_once(self, reader: BlobReader, ref: BlobRef, destination: _Nowhere) -> tuple[int, str | None]:
         """Returns: how many bytes the destination got, and what is wrong with them."""
-        buffer, hashed, written, turn = self._buffer(), hasher(), 0, self._turns.of_one()
+        buffer, hashed, written, mover = self._buffer(), hasher(), 0, Mover(self._movers)
         while True:
             wanted = ref.size - written
             piece = destination.move(reader, written, wanted) if wanted else None
-            with turn if piece is None else nullcontext():
-                if piece is None:
+            if piece is not None:
+                hashed.update(piece)
+            else:
+                with mover:
                     try:
                         piece = buffer[: reader.readinto(buffer)]
                     except DamagedFrame:
@@ -231,7 +233,7 @@ class Downloads:
                     if len(piece) > wanted:
                         return written, "more bytes"
                     destination.write(written, piece)
-                hashed.update(piece)
+                    hashed.update(piece)
             if not piece:
                 break
             written += len(piece)

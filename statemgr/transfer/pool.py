@@ -27,8 +27,8 @@ _WINDOW = 1000
 _LEAST = 3
 #: Seconds after a read until nobody waits, and of a pause before a piece.
 _QUIET_S, _PAUSE_S = 1.0, 0.2
-#: Seconds of a quick piece of a body, and at most of a wait for the next one's turn.
-_QUICK_S, _TURN_S = 0.02, 0.2
+#: Seconds of a quick piece of a body, and at most of the wait before the next one.
+_QUICK_S, _MOVER_S = 0.02, 0.2
 #: Reads whose latency is known. One has waited if it took so much of the shortest latency longer, and so many seconds.
 _KNOWN, _SLOWER, _SLOWER_S = 64, 0.25, 0.003
 
@@ -77,9 +77,9 @@ class Room:
         return self._used == 0 or self._used + size <= self._most
 
 
-class Turns:
-    """Lets few threads at a time move what has already arrived. On few processors, threads that all have a piece mostly
-    wait for each other: for a processor, and for Python's interpreter. Safe to use from many threads.
+class Movers:
+    """Threads of which few at a time move what has already arrived. On few processors, threads that all have a piece
+    mostly wait for each other: for a processor, and for Python's interpreter. Safe to use from many threads.
 
     Args:
         most: threads at a time.
@@ -88,41 +88,37 @@ class Turns:
     def __init__(self, clock: Clock, most: int) -> None:
         self.clock = clock
         self.most = most
-        #: Threads in a turn, also those that did not wait for it.
+        #: Threads that move a piece, also those that did not wait.
         self.running = 0
         self.changed = threading.Condition()
 
-    def of_one(self) -> Turn:
-        """The turns of one thread with one body."""
-        return Turn(self)
 
-
-class Turn:
+class Mover:
     """A block that moves one piece of a body, and can be repeated.
 
-    It waits for its turn only if the last piece was quick, because the next one has probably arrived, too. It does not
-    wait for long, because another thread may hang in its turn.
+    It waits for others only if its last piece was quick, because the next one has probably arrived, too. It does not
+    wait for long, because another one may hang.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, movers: Movers) -> None:
+        self._movers = movers
         self._begun = math.nan
         self._took = math.inf
 
     def __enter__(self) -> None:
-        turns = self._turns
-        with turns.changed:
+        movers = self._movers
+        with movers.changed:
             if self._took < _QUICK_S:
-                wait_for(turns.clock, turns.changed, lambda: turns.running < turns.most, _TURN_S)
-            turns.running += 1
-        self._begun = turns.clock.elapsed()
+                wait_for(movers.clock, movers.changed, lambda: movers.running < movers.most, _MOVER_S)
+            movers.running += 1
+        self._begun = movers.clock.elapsed()
 
     def __exit__(self, *_: object) -> None:
-        turns = self._turns
-        self._took = turns.clock.elapsed() - self._begun
-        with turns.changed:
-            turns.running -= 1
-            turns.changed.notify()
+        movers = self._movers
+        self._took = movers.clock.elapsed() - self._begun
+        with movers.changed:
+            movers.running -= 1
+            movers.changed.notify()
 
 
 class Pool:

@@ -78,22 +78,23 @@ def command(
     if undo:
         _undo(call, write=write)
     else:
-        from statemgr.local.machine import processors
-
         assert count is not None
         checks = write or not no_check
-        _rescale(call, count, partitioner, parallel or processors(), write=write, checks=checks)
+        _rescale(call, count, partitioner, parallel, write=write, checks=checks)
 
 
-def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, write: bool, checks: bool) -> None:
+def _rescale(
+    call: Call, tasks: int, partitioner: str | None, parallel: int | None, *, write: bool, checks: bool
+) -> None:
     from concurrent.futures.process import BrokenProcessPool
 
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.local.machine import SystemClock
+    from statemgr.local.machine import SystemClock, processors
     from statemgr.operations.rescale.plan import plan_rescale
     from statemgr.operations.rescale.rescale import Workers, check, rescale
     from statemgr.wiring import WorkerProcesses, open_services
 
+    count = parallel or processors()
     done: Rescaled | None = None
     checked: _Checked = None
     with closing(CheckpointTopic(call.config, SystemClock(), owned=write)) as log:
@@ -106,10 +107,10 @@ def _rescale(call: Call, tasks: int, partitioner: str | None, parallel: int, *, 
         if checks:
             with (
                 closing(open_services(plan.config)) as services,
-                WorkerProcesses(plan.config, parallel) as processes,
+                WorkerProcesses(plan.config, count) as processes,
                 call.progress() as progress,
             ):
-                workers = Workers(processes.submit, parallel, open_services)
+                workers = Workers(processes.submit, count, open_services)
                 given = {"checkpoint_id": call.checkpoint_id, "chosen": partitioner}
                 try:
                     if write:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from statemgr.local.machine import SystemClock, Threads
-from statemgr.transfer.pool import Pace, Pool, Turns
+from statemgr.transfer.pool import Mover, Movers, Pace, Pool
 from tests.blob_faults import ManualClock
 
 LIMIT_S = 20
@@ -187,10 +187,10 @@ def test_no_more_jobs_begin_than_a_pace_allows() -> None:
 
 
 def test_what_has_arrived_is_moved_by_few_at_a_time() -> None:
-    """A quick piece is followed by a wait for a turn, a slow one by none; the wait ends when a turn ends."""
+    """A quick piece is followed by a wait for others, a slow one by none; the wait ends when another one is done."""
     clock = SystemClock()
-    turns = Turns(clock, 1)
-    first, second, ended = turns.of_one(), turns.of_one(), threading.Event()
+    movers = Movers(clock, 1)
+    first, second, ended = Mover(movers), Mover(movers), threading.Event()
 
     def move() -> None:
         with second:
@@ -205,20 +205,20 @@ def test_what_has_arrived_is_moved_by_few_at_a_time() -> None:
     assert ended.wait(LIMIT_S)
     mover.join()
     clock = PausingClock()
-    turns = Turns(clock, 1)
-    slow = turns.of_one()
+    movers = Movers(clock, 1)
+    slow = Mover(movers)
     for _ in range(2):
-        with turns.of_one(), slow:
+        with Mover(movers), slow:
             clock.now += 0.03
     assert not clock.waits
 
 
-def test_a_turn_that_hangs_delays_the_others_and_does_not_stop_them() -> None:
+def test_a_mover_that_hangs_delays_the_others_and_does_not_stop_them() -> None:
     """A connection that sends nothing any more keeps nobody else from what has arrived."""
     clock = PausingClock()
-    turns = Turns(clock, 1)
-    quick = turns.of_one()
+    movers = Movers(clock, 1)
+    quick = Mover(movers)
     with quick:
         pass
-    with turns.of_one(), quick:
+    with Mover(movers), quick:
         assert sum(clock.waits) == pytest.approx(0.2)
