@@ -1,0 +1,53 @@
+"""How the S3 client asks, and how it reads answers."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+pytest.importorskip("botocore")
+
+from botocore.awsrequest import AWSResponse
+from botocore.utils import parse_timestamp
+from urllib3 import HTTPResponse
+
+from statemgr.blobs.s3.client import make_client, parsed_time
+from statemgr.version import __version__
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-27T15:02:16.123Z",
+        "2026-11-27T15:02:16Z",
+        "2026-11-27T16:02:16+01:00",
+        "Fri, 27 Nov 2026 15:02:16 GMT",
+        "Fri, 27 Nov 2026 16:02:16 +0100",
+        "1795791736",
+        "Fri Nov 27 15:02:16 2026 UTC",
+    ],
+)
+def test_a_time_is_what_the_sdk_reads(text: str) -> None:
+    assert parsed_time(text) == parse_timestamp(text)
+
+
+def test_text_that_is_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="soon"):
+        parsed_time("soon")
+
+
+def test_requests_say_who_asks() -> None:
+    """The log of a bucket tells statemgr's requests from others."""
+    agents = []
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        agents.append(request.headers["User-Agent"])
+        return AWSResponse(request.url, 200, {}, HTTPResponse(BytesIO(), preload_content=False))
+
+    settings = {"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "access.key": "a", "secret.key": "b"}
+    client = make_client(settings, 1)
+    client.meta.events.register("before-send.s3", answer)
+    client.head_bucket(Bucket="bucket")
+    assert f"statemgr/{__version__} Botocore/" in str(agents[0])
