@@ -14,7 +14,7 @@ from typing import Any
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState, RetryableError
+from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, RetryableError
 from statemgr.flows.opening.restore import StoreRestore, restore_store
 from statemgr.flows.replaced_layouts import kept_by
 from statemgr.flows.state_diff import KeyChange, Pair, compare, find_pairs
@@ -183,8 +183,7 @@ class JobReader:
         config = self.config.stores
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
         for store in chosen:
-            if store not in config:
-                raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config)}", store=store)
+            self.config.store(store)
             if (into / store).exists():
                 raise InvalidError(
                     f"{into / store} exists", hint="choose a directory that does not contain the store yet"

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statemgr.config import JobConfig, StoreConfig
-from statemgr.errors import ConfigError
 from statemgr.terminal.items import key_serde_option, parse, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, job_options
 from statemgr.terminal.output import console, print_json, say, show_error
@@ -32,7 +30,7 @@ def command() -> None:
 @click.argument("key")
 def get_command(call: Call, key_serde: str | None, value_serde: str | None, store: str, key: str) -> None:
     """Print the value of KEY, from any task unless --task names one; exit status 1 if there is none."""
-    configured = _configured(call.config, store)
+    configured = call.config.store(store)
     wanted = parse(key, key_serde or configured.key_serde)
     serde = value_serde_of(configured, value_serde)
     for task, opened in _stores(call, store):
@@ -71,7 +69,7 @@ def scan_command(
     store: str,
 ) -> None:
     """Print keys and values in key order, task by task."""
-    configured = _configured(call.config, store)
+    configured = call.config.store(store)
     keys, values = key_serde or configured.key_serde, value_serde_of(configured, value_serde)
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
     entries = (
@@ -103,7 +101,7 @@ def scan_command(
 @click.argument("store")
 def count_command(call: Call, store: str) -> None:
     """Count the keys of each task."""
-    _configured(call.config, store)
+    call.config.store(store)
     counts = [(task, sum(1 for _ in opened.scan(None, None))) for task, opened in _stores(call, store, whole=True)]
     found = [{"task": task, "store": store, "count": count} for task, count in counts]
     call.show(found, ("task", "keys"), counts, empty="no tasks")
@@ -122,13 +120,6 @@ def _bounds(
         raise click.UsageError("--prefix cannot be used with --from or --to")
     first = to_bytes(prefix)
     return first, after_prefix(first)
-
-
-def _configured(config: JobConfig, store: str) -> StoreConfig:
-    if store not in config.stores:
-        known = ", ".join(config.stores) or "none"
-        raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {known}", store=store)
-    return config.stores[store]
 
 
 def _stores(call: Call, store: str, *, whole: bool = False) -> Iterator[tuple[str, ReadableStore]]:

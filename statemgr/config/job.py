@@ -203,6 +203,13 @@ class JobConfig:
         names = sorted({key.split(".", 2)[1] for key in self.values if key.startswith("stores.")})
         return {name: store_from_values(name, self.values, (self.job_name, self.job_id)) for name in names}
 
+    def store(self, name: str) -> StoreConfig:
+        """The settings of a store. Raises: ConfigError for an unknown name."""
+        if name not in self.stores:
+            known = ", ".join(self.stores) or "none"
+            raise ConfigError(f"the job has no store {name!r}", hint=f"it has: {known}", store=name)
+        return self.stores[name]
+
     # --- blobs ----------------------------------------------------------------------------------------------
 
     ttl_days = _setting("blob.store.ttl.days", int)

@@ -58,12 +58,11 @@ def copy(
         FencedError; RetryableError, AccessDenied, DiskFull; OutcomeUnknownError: the topic says whether it was
         published.
     """
-    config = target.config
     JobTopics(target).ensure(allow_empty_start=True)  # `look` has found no state
     names = [one.record.task for one in tasks]
     with Owner.take(target, log) as owner:  # 1
         check_new(target, log, only_settled=False)
-        layout = replace(tasks[0].record.layout, generation=1, tasks=config.tasks)
+        layout = replace(tasks[0].record.layout, generation=1)
         permissions = Permissions(allow_empty_start=True)
         read_published(owner, layout, names, permissions)
         published = owner.published

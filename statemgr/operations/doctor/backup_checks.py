@@ -24,7 +24,7 @@ _TASKS, _BLOBS = 20, 200
 _MOST = 5
 _NOT_CHECKED = (
     "other blobs, all bytes, and older checkpoints (`statemgr snapshots verify --read-data`); blobs that nobody needs "
-    "(`statemgr gc --dry-run`); whether the job runs and keeps up (`statemgr top`)"
+    "(`statemgr gc`); whether the job runs and keeps up (`statemgr top`)"
 )
 
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, MissingState, StatemgrError, UnavailableError
+from statemgr.errors import MissingState, StatemgrError, UnavailableError
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import processors
@@ -112,8 +112,7 @@ def _wanted(
 ) -> list[tuple[str, str, str | None]]:
     config = services.config
     for store in stores:
-        if store not in config.stores:
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config.stores)}", store=store)
+        config.store(store)
     check_possible(services)
     records = log.read(tasks or None)
     missing = next((task for task in tasks if task not in records), None)

@@ -28,7 +28,12 @@ _stores_option = click.option(
     "--store", "stores", multiple=True, help="Move only this store. Repeatable; default: all stores."
 )
 _trials_option = click.option(
-    "--trials", default=1, show_default=True, metavar="N", help="Restore N tasks on trial, the largest ones first."
+    "--trials",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Restore N tasks on trial, the largest ones first.",
 )
 _write_option = click.option("--write", is_flag=True, help="Change the configuration file; keep a copy of the old one.")
 _wait_option = click.option("--wait", is_flag=True, help="Wait until every task has committed in the new stage.")
@@ -104,6 +109,8 @@ def _take(
     wait: bool,
     timeout: float,
 ) -> None:
+    for store in stores:
+        call.config.store(store)
     if wait and not write:
         found = _wait(call, call.config, stores, timeout)
         if call.as_json:
@@ -137,9 +144,6 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
     from statemgr.wiring import open_services
 
     config = call.config
-    for store in stores:
-        if store not in config.stores:
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {', '.join(config.stores)}")
     services = open_services(config)
     try:
         with JobReader(config, only_settled=True) as reader, call.progress() as progress:
@@ -147,10 +151,7 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
             found = positions(services, records, stores)
             known = [position for position in found if position.stage is not None and position.configured is not None]
             if not known:
-                raise ConfigError(
-                    "no store is in a stage of a migration: all use other backends",
-                    hint="use `statemgr migrate status` to see them",
-                )
+                raise _in_no_stage()
             step = step_forward(known) if forward else step_back(known)
             if step is None:
                 if forward:
@@ -163,6 +164,13 @@ def _plan(call: Call, stores: Sequence[str], trials: int, *, forward: bool) -> P
             return Plan(step=step, edit=edit, preconditions=conditions, first=first, records=records)
     finally:
         services.close()
+
+
+def _in_no_stage() -> ConfigError:
+    return ConfigError(
+        "no store is in a stage of a migration: all use other backends",
+        hint="use `statemgr migrate status` to see them",
+    )
 
 
 def _refuse_lower(known: Sequence[StorePosition]) -> None:
@@ -225,7 +233,8 @@ def _changes(edit: TomlEdit) -> dict[str, object]:
 
 
 def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: float) -> list[StorePosition]:
-    """Until every store has committed with the factories of the configuration. Raises: UnavailableError."""
+    """Until every store has committed with the factories of the configuration. Raises: ConfigError without any;
+    UnavailableError."""
     from statemgr.health.stages import positions
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
@@ -236,6 +245,8 @@ def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: float) 
             deadline = services.clock.monotonic() + timeout
             while True:
                 found = [one for one in positions(services, reader.retaining(), stores) if one.configured is not None]
+                if not found:
+                    raise _in_no_stage()
                 late = [one for one in found if one.stage != one.configured or one.missing]
                 targets = " and ".join(sorted({str(one.configured) for one in found}))
                 progress(f"stores in stage {targets}", len(found) - len(late), len(found))

@@ -11,7 +11,7 @@ import click
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG, RAW_TOPIC
-from statemgr.errors import ConfigError, CorruptError, MissingError, MissingState, UnavailableError
+from statemgr.errors import CorruptError, MissingError, MissingState, UnavailableError
 from statemgr.logs import counted
 from statemgr.terminal.items import render, text
 from statemgr.terminal.options import Call, job_options
@@ -35,7 +35,14 @@ _TRIES = 5
     help="Compare with the changelog as a plain consumer reads it, up to the checkpoint, or to its end if the "
     "checkpoint has no changelog.",
 )
-@click.option("--differences", default=10, show_default=True, metavar="N", help="List up to N keys that differ.")
+@click.option(
+    "--differences",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="List up to N keys that differ.",
+)
 def verify_command(call: Call, stores: tuple[str, ...], against: str | None, differences: int) -> None:
     """Prove that all backends hold the same state; exit status 1 if they do not. A running job is not disturbed."""
     from concurrent.futures.process import BrokenProcessPool
@@ -56,6 +63,12 @@ def verify_command(call: Call, stores: tuple[str, ...], against: str | None, dif
         verifier = Verifier(services, workers.submit, progress, processes=count, differences=differences)
         records = reader.retaining(call.checkpoint_id, call.tasks)
         chosen = list(_to_verify(config, records, call.checkpoint_id, stores, against))
+        if not chosen:
+            raise MissingState(
+                "the checkpoints have no state of these stores",
+                hint="let the job commit with them, and run this again",
+                stores=", ".join(stores or config.stores),
+            )
         newest = call.checkpoint_id is None
         try:
             found = list(pool.map(lambda wanted: _verified(verifier, reader, wanted, newest), chosen))
@@ -78,8 +91,7 @@ def _to_verify(
     from statemgr.operations.migrate.verify import StoreToVerify
 
     for store in stores:
-        if store not in config.stores:
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {', '.join(config.stores)}")
+        config.store(store)
     for record in records:
         checkpoint = _find(record, checkpoint_id)
         for store in sorted(set(checkpoint.stores) & set(stores or config.stores)):

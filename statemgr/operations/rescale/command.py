@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, UnavailableError
+from statemgr.errors import ConfigError, StatemgrError, UnavailableError
 from statemgr.model.keys.partitioners import PRODUCERS
 from statemgr.terminal.options import Call, job_options
 from statemgr.terminal.output import console, moment, print_json, print_table, say, size
@@ -115,12 +115,13 @@ def _rescale(
                 try:
                     if write:
                         done = rescale(services, log, tasks, workers, progress, **given)
+                        plan = done.built.plan
                     else:
                         checked = check(services, plan, workers, progress, **given)
                 except BrokenProcessPool as error:
                     hint = "run it again: it continues; a machine with more memory, or --parallel 1, helps"
                     raise UnavailableError("a process that took part was killed", hint=hint) from error
-    saved = _save(edit) if write else None
+    edit, saved = _save(edit) if write else (edit, None)
     if call.as_json:
         print_json(_fields(plan, done, checked, saved))
     else:
@@ -133,7 +134,7 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
     changes = changes_in_force(call.config, records)
     edit = _edit(call.config, changes) if changes else None
-    saved = _save(edit) if write else None
+    edit, saved = _save(edit) if write else (edit, None)
     if call.as_json:
         print_json({"written": False, "tasks": tasks, "before": tasks, "configuration": changes, "saved_as": saved})
         return
@@ -156,7 +157,7 @@ def _undo(call: Call, *, write: bool) -> None:
         if write:
             with call.progress() as progress:
                 plan, published = undo(services, log, open_services, progress, call.checkpoint_id)
-    saved = _save(edit) if write else None
+    edit, saved = _save(edit) if write else (edit, None)
     if call.as_json:
         print_json(_undo_fields(plan, published, saved))
         return
@@ -184,13 +185,20 @@ def _edit(config: JobConfig, changes: Mapping[str, int | str]) -> TomlEdit | Non
         return None
 
 
-def _save(edit: TomlEdit | None) -> str | None:
-    """Write the file. Returns: where the old one is now; None if nothing was written."""
+def _save(edit: TomlEdit | None) -> tuple[TomlEdit | None, str | None]:
+    """Write the file; if that fails, say why. The new layout is current in any case.
+
+    Returns: the change, or None if only the user can make it; and where the old file is now, if it was written.
+    """
     if edit is None or edit.old == edit.new:
-        return None
+        return edit, None
     saved = edit.path.with_name(f"{edit.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.before-rescale")
-    edit.write(saved)
-    return str(saved)
+    try:
+        edit.write(saved)
+    except StatemgrError as error:
+        say(f"warning: {error}")
+        return None, None
+    return edit, str(saved)
 
 
 def _print_configuration(changes: Mapping[str, int | str], edit: TomlEdit | None, saved: str | None) -> None:

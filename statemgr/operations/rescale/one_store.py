@@ -137,7 +137,7 @@ class NewStores:
             name,
             Layout(0, config.tasks, ""),
             0,
-            attempt,
+            tail.since.commit.attempt if tail else attempt,  # its age is that of the oldest blob that it needs
             None,
             None,
             {store: PreparedStore(snapshot.state_id, markers, changes)},

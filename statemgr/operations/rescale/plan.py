@@ -9,7 +9,7 @@ from functools import cached_property
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import ConfigError, InvalidError, MissingState
+from statemgr.errors import ConfigError, FencedError, InvalidError, MissingState
 from statemgr.flows.published import common_batch
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import task_name
@@ -32,6 +32,15 @@ _GENERATION = re.compile(r"-g\d+\Z")
 _OUTPUT = re.compile(r"output-\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
+
+
+def overtaken(config: JobConfig) -> FencedError:
+    """The layout is another one than when the command began."""
+    return FencedError(
+        "somebody else has changed the number of tasks meanwhile",
+        hint="run `statemgr rescale` without --write to see what it would do now",
+        job=config.job_name,
+    )
 
 
 def changelog_key(store: str) -> str:
@@ -251,6 +260,12 @@ def plan_rescale(
     plan = RescalePlan(
         JobConfig.from_mapping(config.to_mapping(), {"job.tasks": layout.tasks}), records, targets, tasks
     )
+    if not plan.stores:
+        raise ConfigError(
+            "the job has no store that is backed up: there is nothing to give to other tasks",
+            hint="start a job with another job.id and the new job.tasks; it reads its input from the beginning",
+            job=config.job_name,
+        )
     for name, target in targets.items():
         if set(target.stores) != set(plan.stores):
             raise ConfigError(

@@ -50,7 +50,7 @@ from statemgr.operations.rescale.build import Build
 from statemgr.operations.rescale.built import Built, Workshop
 from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.orders import Elsewhere
-from statemgr.operations.rescale.plan import RescalePlan, plan_rescale
+from statemgr.operations.rescale.plan import RescalePlan, overtaken, plan_rescale
 from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_sequence, retiring
 from statemgr.os_errors import disk_errors
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
@@ -115,7 +115,10 @@ def rescale(
 
         def planned() -> tuple[RescalePlan, Moment]:
             as_of = moment(services.clock)
-            return replace(plan_rescale(services.config, log.read(), tasks, checkpoint_id), grouping=grouping), as_of
+            now = plan_rescale(services.config, log.read(), tasks, checkpoint_id)
+            if now.before != plan.before:
+                raise overtaken(services.config)
+            return replace(now, grouping=grouping), as_of
 
         with disk_errors(root):
             begun = _Begun(root, tasks, checkpoint_id)

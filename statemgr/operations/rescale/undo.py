@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import FencedError, MissingBlob, MissingState
+from statemgr.errors import MissingBlob, MissingState
 from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
@@ -29,7 +29,7 @@ from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRec
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
-from statemgr.operations.rescale.plan import changelog_key, topic_of_generation
+from statemgr.operations.rescale.plan import changelog_key, overtaken, topic_of_generation
 from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_sequence, retiring
 from statemgr.ports import CheckpointLog, Progress
 from statemgr.services import Services
@@ -104,16 +104,8 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
         )
     current = log.read()
     if found[0] not in log.retired():
-        raise _overtaken(config)
+        raise overtaken(config)
     return UndoPlan(config, *found, current)
-
-
-def _overtaken(config: JobConfig) -> FencedError:
-    return FencedError(
-        "somebody else has changed the number of tasks meanwhile",
-        hint="run `statemgr rescale --undo` to see what it would do now",
-        job=config.job_name,
-    )
 
 
 def undo(
@@ -135,7 +127,7 @@ def undo(
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
             if (plan.before, plan.retired) != (looked.before, looked.retired):
-                raise _overtaken(services.config)
+                raise overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)

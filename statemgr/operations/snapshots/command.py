@@ -153,7 +153,6 @@ def verify_command(call: Call, read_data: bool, sample: float | None, repair: bo
     """
     from statemgr.flows.upkeep import order_check
     from statemgr.health.verify_blobs import verify_blobs
-    from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.wiring import open_services
 
     if sample is not None and not read_data:
@@ -161,10 +160,11 @@ def verify_command(call: Call, read_data: bool, sample: float | None, repair: bo
     share = (sample or 1.0) if read_data else 0.0
     with (
         closing(open_services(call.config)) as services,
-        closing(CheckpointTopic(call.config, services.clock)) as log,
+        call.reader() as reader,
         call.progress() as progress,
     ):
-        found = verify_blobs(services, log.read, call.tasks, share, progress)
+        reader.retaining(tasks=call.tasks)  # refuses a task without a checkpoint
+        found = verify_blobs(services, reader.records, call.tasks, share, progress)
         damaged = {one.blob_id for one in found.damaged if one.blob_id}
         if repair and damaged:
             order_check(services, damaged)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError
 from statemgr.terminal.items import key_serde_option, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, checkpoint_id_of, job_options
 from statemgr.terminal.output import say
@@ -79,9 +78,7 @@ def _stores(config: JobConfig, pairs: Sequence[Pair], stores: Sequence[str]) -> 
     for store in stores or sorted(
         {store for pair in pairs for one in (pair.before, pair.after) for store in one.stores}
     ):
-        if store not in config.stores:
-            known = ", ".join(config.stores) or "none"
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has: {known}", store=store)
+        config.store(store)
     for pair in pairs:
         has = {*pair.before.stores, *pair.after.stores}
         for store in sorted(has & set(stores) if stores else has):

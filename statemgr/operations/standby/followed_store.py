@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, MissingState, StatemgrError
+from statemgr.errors import MissingState, StatemgrError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
 from statemgr.model.checkpoint import Checkpoint
@@ -59,8 +59,7 @@ class FollowedStore:
         tasks: Collection[str] = (),
         services: Callable[[JobConfig], Services] = open_services,
     ) -> None:
-        if store not in config.stores:
-            raise ConfigError(f"the job has no store {store!r}", hint=f"it has {', '.join(config.stores) or 'none'}")
+        config.store(store)
         config = JobConfig.from_mapping({**config.to_mapping(), "state.dir": str(config.state_dir / _COPIES)})
         self._config = config
         self._store = store

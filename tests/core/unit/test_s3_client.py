@@ -30,10 +30,12 @@ from statemgr.version import __version__
     ],
 )
 def test_a_time_is_what_the_sdk_reads(text: str) -> None:
+    """The times in lists and headers, and forms that no known server sends, mean the same to both."""
     assert parsed_time(text) == parse_timestamp(text)
 
 
 def test_text_that_is_no_time_is_refused() -> None:
+    """The error has the text."""
     with pytest.raises(ValueError, match="soon"):
         parsed_time("soon")
 

@@ -346,6 +346,16 @@ def test_advance_waits_until_every_task_has_committed(kafka: KafkaServer, tmp_pa
     assert [one["stage"] for one in job.json("status")] == [2, 2]
 
 
+def test_waiting_for_no_store_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A mistyped name, or a job that uses other backends, would have nothing to wait for."""
+    job = Job(kafka, tmp_path, stage=1)
+    job.commit(1)
+    mistyped = job.run("advance", "--wait", "--store", "total")
+    assert mistyped.exit_code == 2
+    assert "the job has no store 'total'" in mistyped.stderr
+    assert job.run("plan", "--trials", "-1").exit_code == 2
+
+
 _KILLED = """
 import os, signal, sys
 from statemgr.cli.main import cli

@@ -152,6 +152,18 @@ def test_a_checkpoint_that_compaction_may_have_changed(kafka: KafkaServer, tmp_p
     assert not found["equal"]
 
 
+def test_nothing_to_compare_proves_nothing(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
+    """A store that no checkpoint has yet gives exit status 4, and a negative number of keys is refused."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+    commit(config, ROWS, 1)
+    verify(with_changes(config, stores__later__value__serde="bytes"))  # writes the configuration
+    command = ["migrate", "verify", "--config", str(tmp_path / "job.toml")]
+    unknown = CliRunner().invoke(cli, [*command, "--store", "later"])
+    assert unknown.exit_code == 4
+    assert "the checkpoints have no state of these stores" in unknown.stderr
+    assert CliRunner().invoke(cli, [*command, "--differences", "-1"]).exit_code == 2
+
+
 def test_a_transaction_that_stays_open_is_not_waited_for(kafka: KafkaServer, tmp_path: Path, verify: Verify) -> None:
     """A transaction behind the checkpoint stays open and may last for minutes. The command does not wait for it."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path))

@@ -307,7 +307,9 @@ def test_a_running_owner_is_fenced(
                 task.commit({"orders-0": 9})
 
         with observed(commits):
-            assert run(config, "--tasks", "3", "--write").exit_code == 0
+            done = run(config, "--tasks", "3", "--write")
+        assert done.exit_code == 0
+        assert json.loads(done.stdout)["input_offsets"]["orders-0"] == 9
         task.store("totals").put(b"lost", b"1")
         with pytest.raises(FencedError):
             task.commit({"orders-0": 10})
@@ -514,6 +516,39 @@ def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Ru
     assert again["written"] is False
     assert written(tmp_path) == new
     check(new, some_state(100), tmp_path / "other")
+
+
+def test_a_file_that_cannot_be_written_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Somebody has changed the configuration file meanwhile. The command says so, that the new layout is published, and
+    which keys to change."""
+    config = job(kafka, tmp_path, 2)
+    fill(config, some_state(100))
+
+    def edit(phase: Phase, subject: str) -> None:
+        if phase is Phase.FENCE:
+            with (tmp_path / "job.toml").open("a") as file:
+                file.write("# mine\n")
+
+    with observed(edit):
+        result = run(config, "--tasks", "3", "--write")
+    assert result.exit_code == 0
+    assert "the configuration file was changed meanwhile" in result.stderr
+    done = json.loads(result.stdout)
+    assert done["written"]
+    assert done["saved_as"] is None
+    assert len(done["published"]) == 3
+    assert written(tmp_path).tasks == 2
+    new = JobConfig.from_mapping(config.to_mapping(), done["configuration"])
+    check(new, some_state(100), tmp_path / "other")
+
+
+def test_a_job_without_stores(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """It has nothing that could move."""
+    config = job(kafka, tmp_path, 2, stores__totals__backup__factories=[], stores__counts__backup__factories=[])
+    fill(config, some_state(10))
+    refused = run(config, "--tasks", "3", "--write")
+    assert refused.exit_code == 2
+    assert "no store that is backed up" in refused.stderr
 
 
 @pytest.mark.long

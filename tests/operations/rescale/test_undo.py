@@ -12,9 +12,11 @@ import pytest
 from statemgr import JobConfig
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import AccessDenied, FencedError, RetryableError
+from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.operations.rescale import undo as undoing
 from statemgr.operations.rescale.rescale import Workers, rescale
+from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK
@@ -45,17 +47,17 @@ class Job:
         ):
             return function(services, log, *arguments, **more)
 
-    def rescale(self) -> JobConfig:
-        """Rescale to two tasks. Returns: the configuration of these."""
+    def rescale(self, tasks: int = 2) -> JobConfig:
+        """Rescale to ``tasks`` tasks. Returns: the configuration of these."""
 
         def submit(function: Callable[..., Any], *arguments: object) -> Any:
             with self.servers.services(self.config).executors.pool("work", 1) as pool:
                 return pool.submit(lambda: self.work(self.config, lambda services, _: function(services, *arguments)))
 
         workers = Workers(submit, 1, self.servers.services)
-        self.work(self.config, rescale, 2, workers, no_progress, chosen="murmur2")
+        self.work(self.config, rescale, tasks, workers, no_progress, chosen="murmur2")
         both = {"task.backup.factories": ["blob-store", "kafka-changelog"]}
-        return JobConfig.from_mapping(self.config.to_mapping(), {"job.tasks": 2, **both})
+        return JobConfig.from_mapping(self.config.to_mapping(), {"job.tasks": tasks, **both})
 
     def undo(self, new: JobConfig) -> None:
         """Go back to one task."""
@@ -96,6 +98,31 @@ def test_the_second_undo_does_not_undo_the_first(job: Job, monkeypatch: pytest.M
     assert not job.work(job.config, lambda _, log: log.read(generation=1))
     with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("at", [Phase.SPLIT, Phase.STORED])
+def test_a_rescale_does_not_go_on_from_the_layout_of_another_one(job: Job, at: Phase) -> None:
+    """Invariant 12: while a rescale to six tasks builds, somebody on another machine rescales to four. The first one
+    has only the keys of the old task, most of which are elsewhere now. It ends with an error, and no key is lost."""
+    keys = {b"key-%d" % number: b"1" for number in range(40)}
+    with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        for key, value in keys.items():
+            task.store("totals").put(key, value)
+        task.commit({"orders-0": 2})
+    here, elsewhere = job.config, job.servers.on_disk(job.config, "another-disk")
+
+    def overtake(phase: Phase, subject: str) -> None:
+        if phase is at and job.config is here:
+            job.config = elsewhere
+            job.rescale(4)
+
+    with observed(overtake), pytest.raises(FencedError, match="somebody else has changed the number of tasks"):
+        job.rescale(6)
+    assert job.tasks() == {4}
+    new = JobConfig.from_mapping(job.config.to_mapping(), {"job.tasks": 4, "task.restore.factories": ["blob-store"]})
+    with job.servers.manager(new, "kafka-partition") as manager:
+        stores = [manager.open_task(task_name(number)).store("totals") for number in range(4)]
+        assert {key: value for store in stores for key, value in store.range()} == {b"a": b"1", **keys}
 
 
 def test_the_ttls_of_the_layout_that_is_left_are_removed(

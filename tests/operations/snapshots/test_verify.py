@@ -111,6 +111,13 @@ def test_a_damaged_part_is_named(job: JobConfig, run: Run, damage: str) -> None:
     assert blob_id in run(job, "--read-data").stdout
 
 
+def test_a_task_without_a_checkpoint_is_not_whole(job: JobConfig, run: Run) -> None:
+    """A mistyped task would have no blobs to check."""
+    missing = run(job, "--task", "Partition 9")
+    assert missing.exit_code == 4
+    assert "the topic has no checkpoint of the task" in missing.stderr
+
+
 def test_a_lost_index_is_named_once(job: JobConfig, run: Run) -> None:
     """Both checkpoints that need it are named with it. The command still checks the other blobs."""
     [index] = {blob_id for blob_id in referenced(job) if blob_id.endswith("/index")}
