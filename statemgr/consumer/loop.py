@@ -120,7 +120,8 @@ class ConsumerLoop:
         self._lag: InputLag | None = None
         #: Tasks whose commit is due.
         self._to_commit: list[AssignedTask] = []
-        self._stop = threading.Event()
+        #: Not an event: a handler of signals sets it, and a second signal may interrupt the first one.
+        self._asked_to_stop = False
         self._ending = False
         self._hurry_at = float("inf")
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
@@ -128,7 +129,7 @@ class ConsumerLoop:
     def stop(self, *why: Any) -> None:
         """Ask the loop to end after the current message or batch. Also a handler of signals."""
         self._story.asked_to_stop(*why)
-        self._stop.set()
+        self._asked_to_stop = True
         if self._ending:
             self._stopping()
 
@@ -155,7 +156,7 @@ class ConsumerLoop:
         self._lag = lag = self._manager.watch_lag(self._tasks.reached)
         self._health.silent_s = lag.silent_s
         try:
-            while not self._stop.is_set():
+            while not self._asked_to_stop:
                 self._turn()
             self._story.stopping()
             self._stopping()
@@ -190,7 +191,7 @@ class ConsumerLoop:
         batches, event = self._delivery.gather(first, partial(self._poll, 0))
         self._settled = not batches
         for batch in batches:
-            if self._stop.is_set():
+            if self._asked_to_stop:
                 return
             self._delivery.batch(batch)  # 2
             self._settled = batch is batches[-1]
@@ -392,7 +393,7 @@ class ConsumerLoop:
                         self._tasks.store_offsets(owned, checkpoint.input_offsets)
             free = _COMMITS_AT_ONCE - sum(owned.committing for owned in in_progress)
             until = self._clock.monotonic() + _LOOK_S
-            while self._to_commit and free and not self._stop.is_set() and self._clock.monotonic() <= until:
+            while self._to_commit and free and not self._asked_to_stop and self._clock.monotonic() <= until:
                 owned = self._to_commit.pop()
                 if not owned.lost.is_set():
                     with self._reopening(owned):
@@ -437,9 +438,9 @@ class ConsumerLoop:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _stopping_asked(self) -> bool:
-        if self._stop.is_set():
+        if self._asked_to_stop:
             self._stopping()
-        return self._stop.is_set()
+        return self._asked_to_stop
 
     def _stopping(self) -> None:
         """Give up the work in progress :data:`STOP_S` seconds from now."""

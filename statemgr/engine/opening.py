@@ -98,7 +98,7 @@ class TaskOpener:
                 assignment.task = opened = self._open(assignment, permissions, progress)
                 restoring.attributes |= _restored(opened)
         except BaseException as error:
-            self._tasks.forget(assignment.name)
+            self._tasks.forget(assignment)
             self.metrics.forget(assignment.name)
             if not isinstance(error, OpeningCancelled):
                 self.metrics.failed(error)
@@ -147,7 +147,7 @@ class TaskOpener:
             coordinator = TaskCoordinator(owner, task, stores, found.refill[task], metrics, self.topics)
             opened = Task(
                 services, task, coordinator, stores, restored, metrics, inputs, permissions,
-                on_close=lambda: self._tasks.forget(task),
+                on_close=lambda: self._tasks.forget(assignment),
             )  # fmt: skip
             undo.callback(opened.close)
             coordinator.watched_by(self.metrics)
@@ -269,10 +269,11 @@ class OpenTasks:
             found = [one.task for one in self._assignments.values()]
         return [task for task in found if task is not None and not task.closed]
 
-    def forget(self, name: str) -> None:
-        """The task is closed, or its opening has failed."""
+    def forget(self, assignment: Assignment) -> None:
+        """The task is closed, or its opening has failed. Another opening of it may have begun since."""
         with self._changed:
-            self._assignments.pop(name, None)
+            if self._assignments.get(assignment.name) is assignment:
+                del self._assignments[assignment.name]
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -180,4 +180,4 @@ class Output:
 
 
 def _size(record: ProducedRecord) -> int:
-    return size_of_record(record.key, record.value)
+    return size_of_record(record.key, record.value, record.headers)

@@ -39,6 +39,7 @@ class Published:
         offers: offers of first snapshots that the next publish deletes.
         kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
         sequence: the highest sequence number that other layouts of the job have used.
+        used: those of ``permits`` that the newest publish deletes.
         along: keys and values of further records that the first publish sends; None deletes a record.
         end: the offset after the last record of the newest publish on the topic, if it was acknowledged.
     """
@@ -50,6 +51,7 @@ class Published:
     pending: dict[str, CheckpointRecord] = field(default_factory=dict)
     job_records: set[int] = field(default_factory=set)
     permits: tuple[Permit, ...] = ()
+    used: tuple[Permit, ...] = ()
     offers: tuple[OfferKey, ...] = ()
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
     sequence: int = 0
@@ -68,7 +70,8 @@ class Published:
 
     def acknowledge(self, records: Mapping[str, CheckpointRecord], end: int | None = None) -> None:
         """Make these records the published ones."""
-        self.pending, self.permits, self.offers, self.kept, self.along, self.end = {}, (), (), {}, (), end
+        self.pending, self.offers, self.kept, self.along, self.end = {}, (), {}, (), end
+        self.permits = tuple(permit for permit in self.permits if permit not in self.used)
         self.records.update(records)
         if len(self.records) > 1:
             of_publish = {record.current.sequence for record in records.values()}

@@ -53,7 +53,8 @@ class Worker(Generic[T]):
     @property
     def busy(self) -> bool:
         """Whether work is running."""
-        return self._last is not None and not self._last.done()
+        last = self._last  # another thread may take it
+        return last is not None and not last.done()
 
     @property
     def closing(self) -> bool:
@@ -82,8 +83,8 @@ class Worker(Generic[T]):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for running work. Returns: whether it has ended."""
-        if self._last is not None:
-            wait([self._last], seconds)
+        if (last := self._last) is not None:
+            wait([last], seconds)
         return not self.busy
 
     def take(self) -> T | None:

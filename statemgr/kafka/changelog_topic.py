@@ -49,13 +49,16 @@ class ChangelogTopics:
                 answer = self._next[topic] = Future()
             one_at_a_time = self._asking.setdefault(topic, threading.Lock())
         if asks:
-            with one_at_a_time:  # the question in progress may be older than this call
-                with self._lock:
-                    del self._next[topic]
-                try:
+            try:
+                with one_at_a_time:  # the question in progress may be older than this call
+                    with self._lock:
+                        del self._next[topic]
                     answer.set_result(self._described(topic))
-                except BaseException as error:
-                    answer.set_exception(error)
+            except BaseException as error:
+                with self._lock:
+                    if self._next.get(topic) is answer:
+                        del self._next[topic]
+                answer.set_exception(error)
         return answer.result()
 
     def _described(self, topic: str) -> TopicInfo:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -92,6 +93,8 @@ class PackedBlob:
         self._sink: BinaryIO = io.BytesIO()
         self._in_memory = True
         self._written = 0
+        #: The error after which the file ends with a part of a section: nothing may follow it.
+        self._failed: OSError | None = None
         #: Bytes of all sections, also of those that failed.
         self.size = 0
 
@@ -111,12 +114,29 @@ class PackedBlob:
 
     def append(self, data: bytes) -> int:
         """Add bytes to the current section. Returns: how many."""
-        self._written += len(data)
-        if self._in_memory and self._written > IN_MEMORY:
-            sink = durable.create(self._path)
+        if self._failed is not None:
+            raise self._failed
+        if self._in_memory and self._written + len(data) > IN_MEMORY:
+            self._move()
+        try:
+            added = self._sink.write(data)
+        except OSError as error:
+            self._failed = error
+            raise
+        self._written += added
+        return added
+
+    def _move(self) -> None:
+        """Go on in the file; if that fails, the blob stays in memory. Raises: OSError."""
+        sink = durable.create(self._path)
+        try:
             sink.write(cast(io.BytesIO, self._sink).getbuffer())
-            self._sink, self._in_memory = sink, False
-        return self._sink.write(data)
+        except OSError:
+            with suppress(OSError):
+                sink.close()
+            durable.remove(self._path)
+            raise
+        self._sink, self._in_memory = sink, False
 
     def body(self) -> Body:
         """The whole blob. Nothing can be added afterwards. Raises: DiskFull."""
@@ -128,7 +148,8 @@ class PackedBlob:
 
     def close(self) -> None:
         """Release memory and file."""
-        self._sink.close()
+        with suppress(OSError):  # nobody needs what cannot be written
+            self._sink.close()
         if not self._in_memory:
             durable.remove(self._path)
 

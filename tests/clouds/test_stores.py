@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -109,6 +110,26 @@ def test_large_bodies_are_sent_in_pieces(
         blobs.put("short", FileSlice(path, 6, 9 * MIB), ttl_days=None)
     assert [info.blob_id for info in list_blobs(blobs, "")] == ["large"]
     assert list(blobs.administration.unfinished("")) == []
+
+
+def test_an_upload_that_the_server_calls_incomplete_has_failed(
+    blobs: RetryingBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google answers the last piece with 308 if it has not stored all of the blob, which then does not exist."""
+    raw = undecorated(blobs)
+    if not isinstance(raw, gcs.GcsBlobStore):
+        pytest.skip("only Google's servers answer so")
+    for name in ("PIECE", "WHOLE"):
+        monkeypatch.setattr(store, name, MIB)
+    real = raw._http.ask
+
+    def ask(method: str, *given: Any, **more: Any) -> Any:
+        answer = real(method, *given, **more)
+        return replace(answer, status=308) if method == "PUT" else answer
+
+    monkeypatch.setattr(raw._http, "ask", ask)
+    with pytest.raises(UnavailableError, match="not stored all"):
+        raw.put("large", bytes(2 * MIB), ttl_days=None)
 
 
 def test_many_are_deleted_with_one_request(cloud: CloudServer) -> None:

@@ -258,7 +258,7 @@ class SharedSegments:
                     self._members.pop(blob, None)
             for blob in due:
                 self._unneeded.pop(blob, None)
-                if blob in failed or blob in self._members:
+                if blob in self._members:  # another task's clean-up may have deleted it meanwhile
                     self._unneeded[blob] = self._monotonic()
 
     def _due(self) -> dict[str, dict[StoreIdentity, int]]:

@@ -105,7 +105,7 @@ class Table:
             yield coming
         finally:
             with self.lock:
-                del self.coming[part.number]
+                self.coming.pop(part.number, None)  # a read that needs all parts may write the same one
 
     def put(self, start: int, data: memoryview) -> None:
         """Write what a read needs to parts that are not verified."""

@@ -38,6 +38,8 @@ from statemgr.ports import BlobInfo, BlobPage, BlobStore, Clock
 _ENDPOINT = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 _FIELDS = "name,size,timeCreated,customTime"
+#: The answer to a piece after which more of the blob is expected.
+_INCOMPLETE = 308
 #: No TTL, as a custom time.
 _NEVER = "9999-01-01T00:00:00Z"
 _KEYS_HINT = "check the application default credentials (GOOGLE_APPLICATION_CREDENTIALS, or the service account here)"
@@ -110,8 +112,10 @@ class GcsBlobStore(CloudBlobStore):
         sent = 0
         for data in pieces(stream, size):
             headers = {"Content-Range": f"bytes {sent}-{sent + len(data) - 1}/{size}"}
-            self._http.ask("PUT", url, headers, data, what="put", accept=(200, 201, 308), blob=blob)
+            answer = self._http.ask("PUT", url, headers, data, what="put", accept=(200, 201, _INCOMPLETE), blob=blob)
             sent += len(data)
+            if sent == size and answer.status == _INCOMPLETE:
+                raise UnavailableError("the server has not stored all of the blob", bucket=self._bucket, blob=blob)
 
     def _upload_url(self, kind: str, key: str) -> str:
         query = urlencode({"uploadType": kind, "name": key, "ifGenerationMatch": 0, "fields": "size"})

@@ -161,7 +161,11 @@ class CleanUp:
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
         """Remove TTLs. Returns: the blobs that do not exist."""
         wanted = list(dict.fromkeys([*self._outstanding, *added]))
-        if not wanted or self._services.config.blob_uri is None:
+        if wanted and self._services.config.blob_uri is None:
+            what = "%s: the job no longer uses a blob store, and %d blobs of its checkpoints expire there"
+            log.warning(what, self._task, len(wanted))
+            self._outstanding, wanted = {}, []
+        if not wanted:
             return set()
         failed = self._services.transfer().remove_ttl_all(wanted)
         now = self._now_ms()

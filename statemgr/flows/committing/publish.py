@@ -136,7 +136,8 @@ class _Publish:
                 records = {c.task: self._record(c, *publish_id, staged[c.task], delivered) for c in self.commits}  # 5
                 send = partial(transaction.send, config.checkpoint_topic, partition=0)
                 send_records(config, send, published.layout, published.records, records, published.job_records)
-                for permit in published.permits:
+                published.used = published.permits
+                for permit in published.used:
                     send(permit.key, None)
                 for offer in published.offers:
                     send(offer.encoded(), None)

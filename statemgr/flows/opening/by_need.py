@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from statemgr.errors import CorruptFile, MissingFile, StatemgrError
+from statemgr.errors import CorruptFile, MissingFile
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
 from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
@@ -95,7 +95,7 @@ def fetch_rest(
                 if worker.pause(0.0):  # otherwise it was closed, and its files are being removed
                     lost(error)
                 return
-            except (StatemgrError, OSError) as error:
+            except Exception as error:  # whatever it is: the store needs the rest
                 if str(error) != told and not worker.closing:
                     told = str(error)
                     log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)

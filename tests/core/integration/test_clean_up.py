@@ -38,6 +38,31 @@ def test_a_job_that_has_left_blobs_behind_commits(
     assert totals(both, "blob-store")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
+def test_a_ttl_that_was_outstanding_when_the_blob_store_went(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job goes back to changelogs while the TTL of its blobs cannot be removed, and takes the blob store out of its
+    configuration. The blobs expire, as the documentation says, and commits go on after a third of the TTL, too."""
+    both = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
+
+    def refuse(self: FileBlobStore, blob_id: str) -> None:
+        raise AccessDenied("told to", blob=blob_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileBlobStore, "remove_ttl", refuse)
+        for number in (1, 2):
+            commit(both, {b"%d" % number: b"1"}, number)
+    record = current(both)
+    assert record is not None
+    assert record.current.outstanding_ttl
+    mapping = {key: value for key, value in both.to_mapping().items() if not key.startswith("blob.")}
+    changelog = ["kafka-changelog"]
+    alone = JobConfig.from_mapping(mapping | {"task.backup.factories": changelog, "task.restore.factories": changelog})
+    monkeypatch.setattr(clean_up, "DAY_MS", 0)
+    assert not commit(alone, {b"b": b"2"}, 3).outstanding_ttl
+    commit(alone, {b"c": b"3"}, 4)
+
+
 def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 13: only the newest checkpoint lists outstanding TTLs, and a commit that would list too many is
     refused."""

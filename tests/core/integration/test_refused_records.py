@@ -110,6 +110,8 @@ def test_output_that_is_refused_can_be_dropped(kafka: KafkaServer, tmp_path: Pat
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         with pytest.raises(InvalidError, match="larger than the 999964 bytes") as refused:
             task.produce(output, b"a", bytes(1_000_000))
+        with pytest.raises(InvalidError, match="larger"):
+            task.produce(output, b"a", b"", headers=[("h", bytes(1_000_000))])
         assert refused.value.where["topic"] == output
         task.store("totals").put(b"a", b"1")
         task.produce(output, b"small", b"1")

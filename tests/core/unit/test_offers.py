@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from statemgr.errors import CorruptRecord
+from statemgr.flows.published import Published
 from statemgr.ids import CheckpointId
 from statemgr.model import codecs
-from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.checkpoint import ChangelogMarker, Layout
 from statemgr.model.jobs.offers import Offer, OfferKey, decode_offer, encode_offer, is_offer
+from statemgr.model.jobs.permissions import Permissions, Permit
 from tests import model_samples as sample
 
 KEY = OfferKey("orders", "1", 0, sample.TASK, "totals", "1700-ab")
@@ -70,3 +72,15 @@ def test_a_key_of_no_task_is_refused() -> None:
     key, value = encode_offer(replace(KEY, task="Partition x"), OFFER)
     with pytest.raises(CorruptRecord, match="Partition x"):
         decode_offer(key, value, AT)
+
+
+def test_an_adoption_uses_up_no_permission() -> None:
+    """The acknowledgement of an adoption, which sends no permission, may come late, when the next commit settles it.
+    The permissions of that commit are still to be used up."""
+    permit = Permit("orders", "1", sample.TASK, "token", Permissions(allow_empty_start=True), 0)
+    published = Published({sample.TASK: None}, 1, Layout(1, 1, "kafka-partition"), permits=(permit,))
+    published.acknowledge({})
+    assert published.permits == (permit,)
+    published.used = published.permits
+    published.acknowledge({})
+    assert published.permits == ()

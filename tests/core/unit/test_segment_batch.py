@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,15 +15,16 @@ from statemgr.backends.blobs import segment_batch
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
-from statemgr.errors import RetryableError, UnavailableError
+from statemgr.errors import DiskFull, RetryableError, UnavailableError
 from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
-from statemgr.ports import Body, StoreIdentity
+from statemgr.ports import Body, FileSlice, StoreIdentity
 from statemgr.services import Services
 from statemgr.transfer import packs
 from statemgr.transfer.transfer import Transfer
 from statemgr.wiring import open_services
+from tests.small_disks import fill
 
 
 class SlowStore(MemoryBlobStore):
@@ -195,3 +197,47 @@ def test_large_blobs_are_made_on_disk(
         assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 80
         assert not isinstance(stored.body, bytes)
     assert not list((tmp_path / "scratch").rglob("segments-*"))
+
+
+def assert_whole(blob: packs.PackedBlob, *sections: BlobRef) -> None:
+    """Check sections of a blob that is in a file, and close the blob."""
+    body = blob.body()
+    assert isinstance(body, FileSlice)
+    data = body.path.read_bytes()
+    for ref in sections:
+        assert ref.offset is not None
+        assert content_hash(data[ref.offset : ref.offset + ref.size]) == ref.hash
+    blob.close()
+
+
+def test_a_full_disk_spoils_only_the_section_that_met_it(small_disk: Path) -> None:
+    """What a failed section has left in the file would move the sections after it. So these fail, too, and those before
+    it stay whole."""
+    blob = packs.PackedBlob(small_disk / "segments")
+    first = blob.section(lambda sink: sink.write(b"1" * packs.IN_MEMORY))
+    second = blob.section(lambda sink: sink.write(b"2" * 1000))
+    ballast = small_disk / "ballast"
+    fill(ballast, leave=1_500_000)
+    with pytest.raises(DiskFull):
+        blob.section(lambda sink: [sink.write(os.urandom(1_000_000)) for _ in range(3)])
+    ballast.unlink()
+    with pytest.raises(DiskFull):
+        blob.section(lambda sink: sink.write(b"3" * 1000))
+    assert_whole(blob, first, second)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_blob_that_cannot_move_to_the_disk_stays_in_memory(small_disk: Path) -> None:
+    """The section that needs the file fails. When there is room again, the next one moves the blob, and nothing is
+    left."""
+    blob = packs.PackedBlob(small_disk / "segments")
+    first = blob.section(lambda sink: sink.write(b"1" * packs.IN_MEMORY))
+    ballast = small_disk / "ballast"
+    fill(ballast, leave=1_000_000)
+    with pytest.raises(DiskFull):
+        blob.section(lambda sink: sink.write(b"2" * 1000))
+    assert list(small_disk.iterdir()) == [ballast]
+    ballast.unlink()
+    third = blob.section(lambda sink: sink.write(b"3" * 1000))
+    assert_whole(blob, first, third)
+    assert list(small_disk.iterdir()) == []
