@@ -26,7 +26,7 @@ TEMPLATE = """\
 [job]
 name = "{name}"
 # id = "1"                        # distinguishes several runs of one job
-tasks = 4                         # partitions of the state; cannot change once the job has checkpoints
+tasks = 4                         # partitions of the state; for a job with checkpoints, use statemgr rescale
 
 [task]
 inputs = ["{name}"]               # input topics of a consumer loop
@@ -85,7 +85,7 @@ dir = "./.statemgr/state"         # a cache: what is lost is restored
 # level = "info"
 
 # [metrics]
-# port = 9400                     # HTTP: /metrics for Prometheus, /healthz and /readyz for probes
+# port = 9100                     # HTTP: /metrics for Prometheus, /healthz and /readyz for probes
 """
 
 

@@ -1,4 +1,5 @@
-"""``statemgr store``: shows keys and values of a published store, which it restores into a temporary directory."""
+"""``statemgr store``: shows keys and values of a published store. Of a large one in a blob store, it fetches only what
+it reads, unless that is most of it."""
 
 from __future__ import annotations
 

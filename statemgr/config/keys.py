@@ -152,8 +152,8 @@ KEYS: tuple[Key, ...] = (
     Key("stores.<name>.changelog.min.compaction.lag.ms", duration(0, 365 * DAY_MS), 4 * HOUR_MS,
         "Records of the changelog that are younger than this are not compacted."),
     Key("stores.<name>.key.serde", _STORE_KEY_SERDE, "bytes",
-        "Serde of the keys. `integer` writes 8 bytes that sort like the numbers. Those of keys with times may have the "
-        "serde of the keys inside in parentheses: `kafka-streams-window(string)`."),
+        "Serde of the keys. `integer` writes 8 bytes that sort like the numbers. A serde for keys with times names the "
+        "serde of the plain key in parentheses: `kafka-streams-window(string)`."),
     Key("stores.<name>.value.serde", choice(*VALUE_SERDES), "bytes",
         "Serde of the values."),
     Key("stores.<name>.value.avro.schemas", AVRO_SCHEMAS, None,
@@ -187,7 +187,8 @@ KEYS: tuple[Key, ...] = (
     Key(_ROCKSDB + "max.open.files", integer(-1, 1_000_000), 512,
         "Number of table files that stay open; -1 keeps all open."),
     Key(_ROCKSDB + "max.background.jobs", integer(1, 64), 2,
-        "Number of threads that flush and compact, per store and task."),
+        "Most flushes and compactions of this store and task that run at the same time. All stores of a process share "
+        "the threads, of which there are as many as the largest value asks for."),
     Key(_ROCKSDB + "optimize.filters.for.hits", BOOLEAN, False,
         "Leave the Bloom filter out of the last level. Files become smaller; use it if most reads find their key."),
     Key(_ROCKSDB + "statistics", BOOLEAN, False,

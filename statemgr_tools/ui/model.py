@@ -249,7 +249,7 @@ class JobView:
         size = max((one.size for one in found), default=0)
         if size > self._most_bytes:
             raise InvalidError(
-                f"the store has {size:,} bytes, and a look-up would restore all of them on this machine",
+                f"the store has {size:,} bytes, and a look-up may fetch all of them to this machine",
                 hint="start the page with a larger --most-bytes, or use `statemgr store get`",
                 task=task,
                 store=store,

@@ -13,7 +13,12 @@ from statemgr.cli.main import cli
 from tests.docs.blocks import ROOT, Block, blocks, every_block, every_quote
 from tests.docs.commands import CHECKED, commands, problem
 
-_SOURCES = [*(ROOT / "tests").glob("*.py"), *(ROOT / "statemgr").rglob("*.py"), ROOT / "Makefile"]
+_SOURCES = [
+    *(ROOT / "tests").glob("*.py"),
+    *(ROOT / "statemgr").rglob("*.py"),
+    *(ROOT / "deploy").rglob("*.yaml"),  # their job.toml names variables of its own
+    ROOT / "Makefile",
+]
 
 
 @pytest.mark.parametrize("block", every_block("sh", "console"), ids=str)

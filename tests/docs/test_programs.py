@@ -164,6 +164,21 @@ def test_keys_with_times() -> None:
         assert (len(names["before"]), names["everything"]) == (1, 2)
 
 
+def test_another_program_reads_a_store(capsys: pytest.CaptureFixture) -> None:
+    """docs/stores.md: a reader shows what is published, next to the running job."""
+    (program,) = blocks("docs/stores.md", "## Reading from another program")
+
+    def process(task: Task, message: Any) -> None:
+        task.store("totals").put(message.key(), 1)
+
+    with JobTester(_SETTINGS, process) as tester:
+        tester.send("orders", "ann", "1")
+        tester.commit()
+        tester.send("orders", "bob", "1")
+        run(program, {"config": tester.config})
+    assert capsys.readouterr().out == "Partition 0 b'ann' b'1'\n"
+
+
 def test_the_types_of_stores() -> None:
     """docs/stores.md: a store takes a custom serde, or the serdes that the configuration names."""
     (program,) = blocks("docs/stores.md", "## Types")

@@ -46,7 +46,7 @@ def test_the_numbers_of_the_readme_are_measured() -> None:
     """Each number with thousands in the README's table is in docs/performance.md, which the bench writes."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    table = readme.partition("| what | statemgr | next to |")[2].partition("\n\n")[0]
+    table = readme.partition("| what | statemgr | compared with |")[2].partition("\n\n")[0]
     numbers = re.findall(r"\d{1,3}(?:,\d{3})+", table)
     assert len(numbers) > 5
     assert [number for number in numbers if f" {number} " not in measured] == []
