@@ -38,7 +38,7 @@ def overtaken(config: JobConfig) -> FencedError:
     """The layout is another one than when the command began."""
     return FencedError(
         "somebody else has changed the number of tasks meanwhile",
-        hint="run `statemgr rescale` without --write to see what it would do now",
+        hint="`statemgr checkpoints list` shows the tasks that the job has now; run the command again if it still fits",
         job=config.job_name,
     )
 
