@@ -91,7 +91,7 @@ def parsed_time(text: str) -> datetime:
             continue
         if time.tzinfo is not None:
             return time
-    return cast(datetime, parse_timestamp(text))
+    return parse_timestamp(text)
 
 
 @dataclass(frozen=True)
