@@ -221,9 +221,11 @@ class Downloads:
         buffer, hashed, written, mover = self._buffer(), hasher(), 0, Mover(self._movers)
         while True:
             wanted = ref.size - written
-            with mover:
-                piece = destination.move(reader, written, wanted) if wanted else None
-                if piece is None:
+            piece = destination.move(reader, written, wanted) if wanted else None
+            if piece is not None:
+                hashed.update(piece)
+            else:
+                with mover:
                     try:
                         piece = buffer[: reader.readinto(buffer)]
                     except DamagedFrame:
@@ -231,7 +233,7 @@ class Downloads:
                     if len(piece) > wanted:
                         return written, "more bytes"
                     destination.write(written, piece)
-                hashed.update(piece)
+                    hashed.update(piece)
             if not piece:
                 break
             written += len(piece)
