@@ -32,8 +32,8 @@ from statemgr.config.loading import (
 from statemgr.config.policies import RetryPolicy, SnapshotInterval
 from statemgr.config.store import StoreConfig, schemas_of, store_from_values
 from statemgr.config.values import Value
-from statemgr.errors import ConfigError
-from statemgr.ids import topic_name
+from statemgr.errors import ConfigError, InvalidError
+from statemgr.ids import task_index, topic_name
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -194,6 +194,15 @@ class JobConfig:
     def checkpoint_topic(self) -> str:
         given = self.values.get("task.checkpoint.topic")
         return str(given or f"{CHECKPOINTS}{topic_name(self.job_name, self.job_id)}")
+
+    def check_task(self, name: str) -> None:
+        """Raises: InvalidError if the job has no such task."""
+        if task_index(name) >= self.tasks:
+            raise InvalidError(
+                f"the job has {self.tasks} tasks, so there is no {name!r}",
+                hint="job.tasks is the number of partitions of the input",
+                job=self.job_name,
+            )
 
     # --- stores ---------------------------------------------------------------------------------------------
 

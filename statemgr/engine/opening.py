@@ -33,7 +33,6 @@ from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.restore import restore_task
 from statemgr.flows.owner import Owner, always, in_parallel
-from statemgr.ids import task_index
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.model.checkpoint import Layout
 from statemgr.model.jobs.permissions import Permissions
@@ -66,7 +65,7 @@ class TaskOpener:
     def fence(self, tasks: Sequence[str], still_owned: Callable[[str], bool], *, allow_empty_start: bool) -> None:
         """Steps 2 and 3 for several tasks at once. See :meth:`statemgr.StateManager.fence_tasks`."""
         for task in tasks:
-            self._check_name(task)
+            self.services.config.check_task(task)
         self.topics.ensure(allow_empty_start=allow_empty_start)
 
         fenced: dict[str, Owner] = {}
@@ -90,7 +89,7 @@ class TaskOpener:
 
     def open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         """See :meth:`statemgr.StateManager.open_task`."""
-        self._check_name(assignment.name)
+        self.services.config.check_task(assignment.name)
         self._tasks.claim(assignment)  # 1
         try:
             self.topics.ensure(allow_empty_start=permissions.allow_empty_start)  # 2
@@ -182,15 +181,6 @@ class TaskOpener:
         owner = self._fenced.pop(task, None)
         if owner is not None:
             owner.close()
-
-    def _check_name(self, task: str) -> None:
-        config = self.services.config
-        if task_index(task) >= config.tasks:
-            raise InvalidError(
-                f"the job has {config.tasks} tasks, so there is no {task!r}",
-                hint="job.tasks is the number of partitions of the input",
-                job=config.job_name,
-            )
 
 
 def _restored(task: Task) -> dict[str, str | int]:

@@ -39,15 +39,15 @@ def command(call: Call, stores: tuple[str, ...], parallel: int | None, again: bo
     """
     from statemgr.operations.materialize.tasks import materialize_job, wanted_stores
 
-    found = wanted_stores(call.config, call.tasks, stores)
-    wanted = [(task, store) for task, store, reason in found if reason is None or again]
+    found = wanted_stores(call.config, call.tasks, stores, again=again)
+    wanted = [(task, store) for task, store, reason in found if reason is None]
     outcomes: list[Outcome] = []
     if not dry_run and wanted:
         with call.progress() as progress:
             work = materialize_job(call.config, wanted, parallel=parallel, again=again, progress=progress)
             outcomes += work
     done = {(one.task, one.store): one for one in outcomes}
-    rows = [_row(task, store, reason, done.get((task, store)), again) for task, store, reason in found]
+    rows = [_row(task, store, reason, done.get((task, store))) for task, store, reason in found]
     call.show(
         rows,
         ("task", "store", "result", "checkpoint", "records", "size", "uploaded", "seconds", "expires"),
@@ -70,11 +70,10 @@ def command(call: Call, stores: tuple[str, ...], parallel: int | None, again: bo
         raise SystemExit(max(one.error.exit_status for one in failed if one.error))
 
 
-def _row(task: str, store: str, reason: str | None, outcome: Outcome | None, again: bool) -> dict[str, Any]:
+def _row(task: str, store: str, reason: str | None, outcome: Outcome | None) -> dict[str, Any]:
     row: dict[str, Any] = {"task": task, "store": store}
     if outcome is None:
-        wanted = reason is None or again
-        return row | {"result": "to do" if wanted else "not needed", "reason": reason}
+        return row | {"result": "to do" if reason is None else "not needed", "reason": reason}
     if outcome.done is None:
         return row | {"result": "failed", "reason": None if outcome.error is None else outcome.error.message}
     return asdict(outcome.done) | {"result": "offered" if outcome.done.offered else "not needed"}

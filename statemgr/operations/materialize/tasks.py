@@ -36,16 +36,17 @@ class Outcome:
 
 
 def wanted_stores(
-    config: JobConfig, tasks: Collection[str] = (), stores: Collection[str] = ()
+    config: JobConfig, tasks: Collection[str] = (), stores: Collection[str] = (), *, again: bool = False
 ) -> list[tuple[str, str, str | None]]:
     """Task, store, and why it needs no offer (None: it needs one), in order; of all tasks and stores unless some are
-    named. Reads the checkpoint topic, and of each offer on it whether its blobs exist.
+    named. ``again``: an offer that waits is no reason. Reads the checkpoint topic, and of each offer on it whether its
+    blobs exist.
 
     Raises: ConfigError, InvalidError for a configuration with which no offer is of use; MissingState without a
         checkpoint; UnavailableError, AccessDenied.
     """
     with closing(open_services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-        return _wanted(services, log, tasks, stores)
+        return _wanted(services, log, tasks, stores, again=again)
 
 
 def materialize_task(
@@ -67,7 +68,7 @@ def materialize_task(
     Raises: as :func:`statemgr.operations.materialize.materialize.materialize_store`.
     """
     with closing(open_services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
-        chosen = [store for _, store, _ in _wanted(services, log, [task], stores)]
+        chosen = [store for _, store, _ in _wanted(services, log, [task], stores, again=again)]
         return [materialize_store(services, log, task, store, progress, again=again) for store in chosen]
 
 
@@ -108,7 +109,7 @@ def _materialize(services: Services, task: str, store: str, again: bool) -> Mate
 
 
 def _wanted(
-    services: Services, log: CheckpointTopic, tasks: Collection[str], stores: Collection[str]
+    services: Services, log: CheckpointTopic, tasks: Collection[str], stores: Collection[str], *, again: bool
 ) -> list[tuple[str, str, str | None]]:
     config = services.config
     for store in stores:
@@ -126,6 +127,6 @@ def _wanted(
         )
     found = [pair for pair in stores_of(services, records) if not stores or pair[1] in stores]
     return [
-        (task, store, why_not(services, log, records[task], store, again=False))
+        (task, store, why_not(services, log, records[task], store, again=again))
         for task, store in sorted(found, key=lambda pair: (task_index(pair[0]), pair[1]))
     ]

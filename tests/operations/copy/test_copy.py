@@ -21,6 +21,8 @@ from statemgr.ports import BlobInfo
 from statemgr.reader import JobReader
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK, attempt, blob_files, commit, current, referenced, totals
+from tests.core.integration.test_scenarios_versions import job as old_job
+from tests.core.integration.test_scenarios_versions import older_software
 from tests.histories import OTHER, check_state, history, identity_of, job
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, with_changes
 from tests.kafka_jobs import committed, make_topics, send, state_of
@@ -75,6 +77,19 @@ def check_independent(source: JobConfig, target: JobConfig, tasks: tuple[str, ..
             for blob_id in needed:
                 assert reader.blob_info(blob_id).expires_ms is None, blob_id
     assert committed(source, source.checkpoint_topic) != committed(target, target.checkpoint_topic)
+
+
+def test_a_copy_of_what_older_software_wrote(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A record of version 1 does not know how many tasks there are. Neither does the copy's first one, and so the new
+    job opens it with its own number."""
+    source = old_job(kafka, tmp_path, backup=("kafka-changelog",))
+    commit(source, {b"a": b"1"}, 1)
+    older_software(source, b"b", b"2", 2)
+    target = new_job(source, tmp_path, task__checkpoint__write__versions=[2])
+    done = run(source, target, "--write")
+    assert done.exit_code == 0, done.output
+    check_state(target, {b"a": b"1", b"b": b"2"})
+    commit(target, {b"c": b"3"}, 3)
 
 
 @BACKENDS

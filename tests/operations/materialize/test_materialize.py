@@ -604,8 +604,9 @@ def test_what_needs_no_offer(config: JobConfig, tmp_path: Path) -> None:
     assert (report["result"], offers(config)) == ("to do", {})
     assert not blob_files(tmp_path)
     commit(stage_two(config), {b"x": b"1"}, 601)
-    (report,) = materialize(config, tmp_path)
-    assert (report["result"], report["reason"]) == ("not needed", "its checkpoint has a snapshot")
+    for options in ((), ("--again", "--dry-run")):
+        (report,) = materialize(config, tmp_path, *options)
+        assert (report["result"], report["reason"]) == ("not needed", "its checkpoint has a snapshot")
     result = run(with_changes(config, task__commit__snapshot__interval=["1 commit"]), tmp_path)
     assert result.exit_code == 2
     assert "1 commit" in result.output

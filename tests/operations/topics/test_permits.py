@@ -98,6 +98,14 @@ def test_a_whole_job_uses_permissions_up_with_its_first_publish(config: JobConfi
         manager.acquire()
 
 
+def test_no_permission_for_a_task_that_the_job_does_not_have(permit: Permit) -> None:
+    """It would wait, unseen, for a later layout that has such a task."""
+    refused = CliRunner().invoke(cli, ["permit", "--task", "40", "--allow-new-stores"])
+    assert refused.exit_code == 2
+    assert "so there is no 'Partition 40'" in refused.stderr
+    assert waiting(permit) == {}
+
+
 def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
     """--revoke takes back the permissions that wait for the given tasks."""
     permit("--allow-removed-stores", "--allow-new-stores")
