@@ -158,7 +158,7 @@ class Attempt:
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return
-        blob_id = f"{config.job_name}/{config.job_id}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
+        blob_id = f"{config.job_key}/{task_path(self.task)}/_commit/{self.attempt_id}/{name}"
         body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
         self._attachments.append(Attachment(name, blob=self._services.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)

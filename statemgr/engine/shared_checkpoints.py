@@ -67,7 +67,7 @@ def share_checkpoints(config: JobConfig, checkpoints: Mapping[str, Checkpoint]) 
     cell_size = _LENGTH + _HASH + max(map(len, contents.values()))
     cells = (_cell(contents.get(number, b""), cell_size) for number in range(config.tasks))
     host = attempt_host(config)
-    blob = f"{config.job_name}/{config.job_id}/_commit/{host.services.ids.attempt_id()}/checkpoints"
+    blob = f"{config.job_key}/_commit/{host.services.ids.attempt_id()}/checkpoints"
     host.services.transfer().put(blob, b"".join(cells))
     try:
         yield SharedCheckpoints(blob=blob, cell_size=cell_size)

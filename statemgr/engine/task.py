@@ -150,7 +150,10 @@ class Task:
         Raises: InvalidError for a record that is larger than the producer takes; RetryableError if too much output
         waits for a commit.
         """
-        self._coordinator.output.add(ProducedRecord(topic, key, value, partition, tuple(headers)))
+        pairs = tuple(headers)
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise TypeError("headers must be a list of pairs of a name and its bytes")
+        self._coordinator.output.add(ProducedRecord(topic, key, value, partition, pairs))
 
     def drop_output(self) -> int:
         """Drop the output that waits for a commit, because Kafka refuses a record of it for good. Otherwise each later

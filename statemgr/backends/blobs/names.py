@@ -21,7 +21,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 def store_prefix(identity: StoreIdentity) -> str:
     """The prefix of all blobs of a store; ends in ``/``."""
-    return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/{identity.store}/"
+    return f"{identity.job_key}/{task_path(identity.task)}/{identity.store}/"
 
 
 def index_blob(identity: StoreIdentity, attempt: str) -> str:
@@ -36,7 +36,7 @@ def is_index_blob(blob_id: str) -> bool:
 
 def segments_prefix(identity: StoreIdentity) -> str:
     """The prefix of all blobs of segments of a task; ends in ``/``."""
-    return f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_segments/"
+    return f"{identity.job_key}/{task_path(identity.task)}/_segments/"
 
 
 def segments_blob(identity: StoreIdentity, attempt: str) -> str:
@@ -51,7 +51,7 @@ def pack_blob(identity: StoreIdentity, attempt: str, number: int) -> str:
 
 def shared_segments_blob(identity: StoreIdentity, attempt: str) -> str:
     """The name of a blob of segments of several tasks."""
-    return f"{identity.job_name}/{identity.job_id}/_segments/{attempt}"
+    return f"{identity.job_key}/_segments/{attempt}"
 
 
 def file_prefix(identity: StoreIdentity, attempt: str, path: str) -> str:

@@ -175,7 +175,7 @@ class ChangelogBackup(BackupManager):
             if isinstance(body, bytes) and len(body) <= INLINE_LIMIT:
                 return PreparedChanges(fill, inline=body)
             blob_id = (
-                f"{identity.job_name}/{identity.job_id}/{task_path(identity.task)}/_commit/"
+                f"{identity.job_key}/{task_path(identity.task)}/_commit/"
                 f"{snapshot.attempt}/changes-{identity.store}-{KAFKA_CHANGELOG}"
             )
             return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, body))

@@ -316,5 +316,5 @@ def tell_made(identity: StoreIdentity, made: FinishedDirectory, seconds: float) 
 
 def share_of_interval(identity: StoreIdentity) -> float:
     """From 1/2 to 1, spread evenly over tasks and stores, so that their snapshots are due at different times."""
-    digest = content_hash(f"{identity.job_name}/{identity.job_id}/{identity.task}/{identity.store}".encode())
+    digest = content_hash(f"{identity.job_key}/{identity.task}/{identity.store}".encode())
     return 0.5 + int.from_bytes(digest[:4], "big") / 2**33

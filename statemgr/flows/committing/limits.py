@@ -106,13 +106,13 @@ def longest_blob(config: JobConfig) -> str:
     """The longest name that a blob of the job may have."""
     longest = max((len(name) for name in config.stores), default=0)
     task = task_name(config.tasks - 1)
-    return f"{config.job_name}/{config.job_id}/{task}/{'s' * longest}/{_ATTEMPT}/000000000.sst.00000"
+    return f"{config.job_key}/{task}/{'s' * longest}/{_ATTEMPT}/000000000.sst.00000"
 
 
 def largest(config: JobConfig, blob: str, outstanding: int) -> CheckpointRecord:
     """A task's record with the largest possible value in every field, and as many outstanding TTLs of ``blob``."""
     task = task_name(config.tasks - 1)
-    prefix = f"{config.job_name}/{config.job_id}/{task}"
+    prefix = f"{config.job_key}/{task}"
     markers: dict[str, dict[str, Marker]] = {}
     for name, store in config.stores.items():
         for factory in store.backup_factories:

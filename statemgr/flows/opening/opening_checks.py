@@ -52,7 +52,7 @@ def refuse_lost_job(services: Services, *, look_at_blobs: bool = True) -> None:
     elif not look_at_blobs:
         evidence = None
     else:
-        evidence = _published_blob(services, f"{config.job_name}/{config.job_id}/")
+        evidence = _published_blob(services, f"{config.job_key}/")
     if evidence is not None:
         raise PermissionNeeded(
             f"the job has no checkpoint, but {evidence}",
@@ -111,7 +111,7 @@ def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str,
         return "records were deleted from the topic"
     if was_published_here(services, task):
         return "this machine has published state of it"
-    prefix = f"{services.config.job_name}/{services.config.job_id}/{task_path(task)}/"
+    prefix = f"{services.config.job_key}/{task_path(task)}/"
     return _published_blob(services, prefix) if look_at_blobs else None
 
 

@@ -197,7 +197,7 @@ def collect_garbage(
 
 
 def _prefix(services: Services) -> str:
-    return f"{services.config.job_name}/{services.config.job_id}/"
+    return f"{services.config.job_key}/"
 
 
 def _status(services: Services, info: BlobInfo, readings: Iterable[NeededBlobs], cut_ms: int) -> BlobStatus:

@@ -111,7 +111,7 @@ def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkp
         if not _add_retired(services, log, retired, found):
             unknown.update(map(task_name, range(retired.layout.tasks)))
     if unknown:
-        job = f"{services.config.job_name}/{services.config.job_id}/"
+        job = f"{services.config.job_key}/"
         # they may have segments in blobs that several tasks share
         found.unknown = (*(f"{job}{task_path(task)}/" for task in unknown), f"{job}_segments/")
     return found
