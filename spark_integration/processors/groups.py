@@ -66,7 +66,8 @@ def in_time(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches without late rows. A row is late if its time is at or before ``late_ms`` (epoch milliseconds).
 
-    A row without a time is never late. ``count_late`` gets the number of late rows in each batch.
+    A row without a time is never late. A batch without other rows than late ones is left out. ``count_late`` gets the
+    number of late rows in each batch.
     """
     for batch in batches:
         in_time = pc.fill_null(pc.greater(micros(batch, event_time), late_ms * 1000), True)
@@ -74,7 +75,8 @@ def in_time(
             in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
         kept = batch.filter(in_time)
         count_late(batch.num_rows - kept.num_rows)
-        yield kept
+        if kept.num_rows:  # pandas makes a frame without columns of no rows
+            yield kept
 
 
 def grouped(

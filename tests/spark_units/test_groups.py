@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
-from spark_integration.processors.groups import Form, grouped
+from spark_integration.processors.groups import EventTime, Form, grouped, in_time
 from spark_integration.processors.yielded import converted
 from spark_integration.sessions import limit
 from statemgr.errors import InvalidError
@@ -107,6 +107,14 @@ def test_rows_that_nobody_reads_are_skipped() -> None:
     """The next group starts at its own first row."""
     batches = [batch(["a", "b"], n=pa.array([1, 2])), batch(["b", "c"], n=pa.array([3, 4]))]
     assert [key for _, key, _, _ in grouped(batches, KEY, form(), ignore)] == [("a",), ("b",), ("c",)]
+
+
+def test_a_record_batch_with_only_late_rows_is_no_group() -> None:
+    """The groups of the batches around it are frames as always."""
+    batches = [batch([key], at=pa.array([ms], pa.timestamp("ms", "UTC"))) for key, ms in (("a", 6), ("b", 5), ("c", 7))]
+    late: list[int] = []
+    found = frames_of(list(in_time(batches, EventTime("at", False), 5, late.append)))
+    assert ([*found], late) == (["a", "c"], [0, 1, 0])
 
 
 def test_a_column_of_booleans_has_the_type_of_the_groups_values() -> None:
