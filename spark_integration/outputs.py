@@ -100,32 +100,38 @@ class FileOutput:
     """Files in a directory, exactly once: it uses Spark's own file sink, which skips a batch that it already has.
 
     Its log in ``_spark_metadata`` names the complete files, and Spark reads the directory by it. The log has a record
-    of each batch from 0 on, so the batches are counted from the first sequence, which ``_statemgr_first`` names.
+    of each batch from 0 on. ``_statemgr_first`` names the sequence that is its batch 0, and in a second line the job,
+    if the directory is not older than that line. Batches that another query has written come before the job's first
+    sequence, so the number may be negative.
     """
 
     path: str
     format: str
+    job: str
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
         session: Any = rows.sparkSession
         with self._jvm(session) as jvm:
-            location = Location(session, self.path)
-            first = location.read(_FIRST)
-            if not first:
-                first = [str(sequence)]
-                location.write(_FIRST, first[0])
-            batch, sink = sequence - int(first[0]), self._sink(session, jvm)
-            for missing in range(self._known(session, jvm), batch):  # sequences that another output got
+            known, first = self._known(session, jvm), self._first(session)
+            if first is None:
+                first = sequence - known
+                Location(session, self.path).write(_FIRST, f"{first}\n{self.job}")
+            batch, sink = sequence - first, self._sink(session, jvm)
+            for missing in range(known, batch):  # sequences that another output got
                 sink.addBatch(missing, rows.limit(0)._jdf)
             if batch >= 0:
                 sink.addBatch(batch, rows._jdf)
 
     def check(self, session: Any) -> None:
-        """Check the session. Raises: InvalidError if it does not let Python call Spark's file sink."""
+        """Check the session and the directory.
+
+        Raises: InvalidError if Python may not call Spark's file sink, or if the directory is another job's.
+        """
         with self._jvm(session) as jvm:
             jvm.org.apache.spark.api.python.PythonUtils.toSeq([])
+            self._first(session)
 
     def prepare(self, session: Any) -> None:
         """Make the directory, so that it can be read before the first batch, as Spark does."""
@@ -143,6 +149,25 @@ class FileOutput:
                 hint="write inside foreachBatch, with the sequence in the directory's name",
                 path=self.path,
             ) from error
+
+    def _first(self, session: Any) -> int | None:
+        """Return the sequence of batch 0; None in a directory that no job has written to.
+
+        Raises: InvalidError if another job has.
+        """
+        lines = Location(session, self.path).read(_FIRST)
+        if not lines:
+            return None
+        first, job = lines[0], lines[1] if len(lines) > 1 else self.job
+        if job != self.job:
+            raise InvalidError(
+                "another job writes to this directory, and its sequences have the same numbers",
+                hint=f"give each job its own directory, or write this job's name into {_FIRST} if it takes over",
+                path=self.path,
+                job=self.job,
+                other=job,
+            )
+        return int(first)
 
     def _known(self, session: Any, jvm: Any) -> int:
         """Return the number of batches in the sink's log."""
@@ -193,7 +218,7 @@ class TableOutput:
         facts = {row.col_name: row.data_type for row in described}
         provider = facts.get("Provider", "").lower()
         if facts.get("Catalog") == "spark_catalog" and provider in FILE_FORMATS:
-            FileOutput(facts["Location"], provider, self.partition_by, self.options)(rows, sequence)
+            FileOutput(facts["Location"], provider, self.job, self.partition_by, self.options)(rows, sequence)
             session.catalog.refreshTable(self.name)
             return
         once = {"txnAppId": self.job, "txnVersion": str(sequence)}

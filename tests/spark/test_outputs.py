@@ -158,7 +158,7 @@ def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> 
     """Files, a table and a view ignore a sequence that is repeated or older."""
     spark.sql("DROP TABLE IF EXISTS given_again")
     outputs = {
-        "files": FileOutput(str(tmp_path / "files"), "json"),
+        "files": FileOutput(str(tmp_path / "files"), "json", "job/1"),
         "table": TableOutput("given_again", "job/1", "parquet"),
         "view": MemoryOutput("given_view", spark),
     }
@@ -169,6 +169,35 @@ def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> 
     found["view"] = spark.table("given_view")
     assert {name: rows.count() for name, rows in found.items()} == dict.fromkeys(outputs, 13)
     spark.sql("DROP TABLE given_again")
+
+
+def test_a_directory_that_another_query_has_written(tmp_path: Path, spark: SparkSession) -> None:
+    """The first sequences follow its batches, and each is there once, however often it is given."""
+    source, path = str(tmp_path / "source"), str(tmp_path / "files")
+    spark.range(7).write.parquet(source)
+    stream = spark.readStream.schema("id bigint").parquet(source)
+    writer = stream.writeStream.format("json").option("checkpointLocation", str(tmp_path / "location"))
+    writer.trigger(availableNow=True).start(path).awaitTermination()
+    output = FileOutput(path, "json", "job/1")
+    for sequence in (1, 1, 2, 1, 4):
+        output(spark.range(100 * sequence), sequence)
+    assert spark.read.json(path).count() == 7 + 100 + 200 + 400
+
+
+def test_a_directory_of_another_job(tmp_path: Path, spark: SparkSession) -> None:
+    """A job that begins in it is refused. A directory whose record has no job yet belongs to any job."""
+    path = tmp_path / "files"
+    FileOutput(str(path), "json", "job/1")(spark.range(3), 5)
+    other = FileOutput(str(path), "json", "job/2")
+    with pytest.raises(InvalidError, match="another job writes to this directory"):
+        other.check(spark)
+    with pytest.raises(InvalidError, match="another job writes to this directory"):
+        other(spark.range(3), 1)
+    (path / "_statemgr_first").write_text("5")
+    (path / "._statemgr_first.crc").unlink(missing_ok=True)
+    for sequence in (5, 6):
+        other(spark.range(3), sequence)
+    assert spark.read.json(str(path)).count() == 6
 
 
 class Noting:
