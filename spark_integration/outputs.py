@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: The formats that Spark's file sink writes.
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 _FIRST = "_statemgr_first"
+#: Partitions of a sequence for ``foreach``. A rescale must not change it: the sequence may be given again afterwards.
+_FOREACH_PARTITIONS = 32
 #: Spark's types of the columns of a Kafka record, by name.
 #: :class:`KafkaOutput` sends the first one.
 _KAFKA_TYPES = {
@@ -249,11 +251,11 @@ class ForeachOutput:
     """Spark's ``foreach`` on the executors: a function of a row, or an object with three methods.
 
     The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. A partition of a sequence
-    has the same rows when the sequence is repeated, so ``open`` may refuse a partition that it has seen.
+    has the same rows when the sequence is repeated, also with another number of tasks, so ``open`` may refuse a
+    partition that it has seen.
     """
 
     function: Any
-    partitions: int
 
     def __post_init__(self) -> None:
         methods = [name for name in ("open", "process", "close") if callable(getattr(self.function, name, None))]
@@ -268,7 +270,8 @@ class ForeachOutput:
 
         # by their content, so that a partition has the same rows whatever Spark's parallelism is
         columns = [column.name for column in rows.schema if not isinstance(column.dataType, MapType | VariantType)]
-        spread = rows.repartition(self.partitions, *(f"`{name}`" for name in columns)) if columns else rows.coalesce(1)
+        by = [f"`{name}`" for name in columns]
+        spread = rows.repartition(_FOREACH_PARTITIONS, *by) if by else rows.coalesce(1)
         spread.foreachPartition(partial(_each, self.function, sequence))
 
 
