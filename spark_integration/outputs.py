@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from spark_integration.context import OutputFunction
 from spark_integration.location import Location
+from spark_integration.output_schema import types_in
+from spark_integration.partitioning import quoted
 from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.engine import ProducedRecord
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 #: The formats that Spark's file sink writes.
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
@@ -266,13 +268,17 @@ class ForeachOutput:
             )
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
-        from pyspark.sql.types import MapType, VariantType
-
         # by their content, so that a partition has the same rows whatever Spark's parallelism is
-        columns = [column.name for column in rows.schema if not isinstance(column.dataType, MapType | VariantType)]
-        by = [f"`{name}`" for name in columns]
+        by = [quoted(column.name) for column in rows.schema if _has_hash(column)]
         spread = rows.repartition(_FOREACH_PARTITIONS, *by) if by else rows.coalesce(1)
         spread.foreachPartition(partial(_each, self.function, sequence))
+
+
+def _has_hash(column: StructField) -> bool:
+    """Whether Spark spreads rows by the column, and equal values have equal hashes."""
+    from pyspark.sql.types import StructType
+
+    return all(type(kind).__name__ not in ("MapType", "VariantType") for _, kind in types_in(StructType([column])))
 
 
 def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:

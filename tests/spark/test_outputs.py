@@ -241,6 +241,16 @@ def test_foreach(tmp_path: Path, spark: SparkSession) -> None:
         ForeachOutput(object())
 
 
+def test_foreach_with_columns_that_have_no_hash(tmp_path: Path, spark: SparkSession) -> None:
+    """Columns with a map or a variant at any depth are left out. A name may contain a backtick."""
+    nested = "named_struct('v', array(parse_json('1'))) as nested"
+    rows = spark.range(20).selectExpr("id", "id as `a``b`", "array(map(id, 1)) as maps", nested)
+    ForeachOutput(Noting(tmp_path))(rows, 1)
+    found = [json.loads(file.read_text())[0] for file in tmp_path.iterdir()]
+    assert sorted(number for part in found for number in part) == list(range(20))
+    assert sum(map(bool, found)) > 1
+
+
 def test_a_rescale_keeps_the_partitions_of_foreach() -> None:
     """A sequence that is given again after a rescale has the same partitions, so ``open`` recognises them."""
     job = {"job.name": "totals", "kafka.bootstrap.servers": "kafka:9092"}
