@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import Row, StructType
 
+from spark_integration.output_schema import types_in
 from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
 
@@ -231,10 +232,8 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _encoded(keys: list[tuple[Any, ...]], schema: StructType) -> Iterator[bytes]:
-    last: tuple[Any, ...] | None = None
-    encoded = b""
-    for key in keys:
-        if key != last:
-            encoded = encode_key(schema, schema.toInternal(key))
-            last = key
-        yield encoded
+    # in an hour that a clock repeats, two times that differ are equal in Python
+    has_times = any(type(kind).__name__ == "TimestampType" for _, kind in types_in(schema))
+    for key, run in groupby(keys, key=schema.toInternal if has_times else None):
+        encoded = encode_key(schema, key if has_times else schema.toInternal(key))
+        yield from (encoded for _ in run)
