@@ -15,6 +15,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DecimalType,
     IntegerType,
     LongType,
@@ -29,6 +30,7 @@ from spark_integration.context import StateContext
 from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form, in_time
 from spark_integration.processors.handle import Discovery
+from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.program import ProcessorProgram
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.values import value_serde
@@ -481,6 +483,19 @@ def test_values_of_wrong_types_are_refused(task: Task) -> None:
         processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
         with pytest.raises(InvalidError):
             task.batch(processor, [("a", 1)], 1000)
+
+
+def test_only_bytes_are_binary() -> None:
+    """A whole number, a list of them and a text are refused as values and as keys."""
+    schema = StructType([StructField("b", BinaryType())])
+    serde = value_serde([schema])
+    for wrong in (5, [1, 2], "text"):
+        with pytest.raises(InvalidError):
+            serde.serialize((wrong,))
+        with pytest.raises(InvalidError):
+            encode_key(schema, (wrong,))
+    for given in (b"ab", bytearray(b"ab"), memoryview(b"ab")):
+        assert serde.deserialize(serde.serialize((given,))) == decode_key(schema, encode_key(schema, (given,)))[0]
 
 
 def test_state_that_init_declares_on_an_executor_alone(task: Task) -> None:
