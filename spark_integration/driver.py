@@ -172,7 +172,8 @@ class Driver:
         return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
     def starting_offsets(self) -> StartingOffsets:
-        """Where a query at a new location begins: at the published offsets, and new partitions at their beginning.
+        """Where a query at a new location begins: at the published offsets. New partitions, and those of topics that
+        were recreated with permission, begin at their first record.
 
         Raises: as :meth:`input_offsets`; UnavailableError.
         """
