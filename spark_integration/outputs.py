@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,6 +33,7 @@ FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 _FIRST = "_statemgr_first"
 #: Partitions of a sequence for ``foreach``. A rescale must not change it: the sequence may be given again afterwards.
 _FOREACH_PARTITIONS = 32
+_NUMBER = "_statemgr_partition"
 #: Spark's types of the columns of a Kafka record, by name.
 #: :class:`KafkaOutput` sends the first one.
 _KAFKA_TYPES = {
@@ -254,10 +257,14 @@ class ForeachOutput:
 
     The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. A partition of a sequence
     has the same rows when the sequence is repeated, also with another number of tasks, so ``open`` may refuse a
-    partition that it has seen.
+    partition that it has seen. Each partition has its own copy of the object. A task of Spark processes several.
+
+    Args:
+        tasks: tasks of Spark for a sequence.
     """
 
     function: Any
+    tasks: int
 
     def __post_init__(self) -> None:
         methods = [name for name in ("open", "process", "close") if callable(getattr(self.function, name, None))]
@@ -268,10 +275,14 @@ class ForeachOutput:
             )
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
+        from pyspark import cloudpickle
+
         # by their content, so that a partition has the same rows whatever Spark's parallelism is
         by = [quoted(column.name) for column in rows.schema if _has_hash(column)]
-        spread = rows.repartition(_FOREACH_PARTITIONS, *by) if by else rows.coalesce(1)
-        spread.foreachPartition(partial(_each, self.function, sequence))
+        number = f"pmod(hash({', '.join(by)}), {_FOREACH_PARTITIONS})" if by else "0"
+        spread = rows.selectExpr(f"{number} as {_NUMBER}", "*").repartition(self.tasks, _NUMBER)
+        function: bytes = cloudpickle.dumps(self.function)  # type: ignore[no-untyped-call]
+        spread.sortWithinPartitions(_NUMBER).foreachPartition(partial(_each, function, sequence))
 
 
 def _has_hash(column: StructField) -> bool:
@@ -281,18 +292,24 @@ def _has_hash(column: StructField) -> bool:
     return all(type(kind).__name__ not in ("MapType", "VariantType") for _, kind in types_in(StructType([column])))
 
 
-def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:
-    """The function for one partition of :class:`ForeachOutput`."""
-    from pyspark import TaskContext
+def _each(pickled: bytes, sequence: int, rows: Iterable[Row]) -> None:
+    """The function for one task of Spark. ``rows``: those of each partition together, with its number first."""
+    from pyspark import cloudpickle
+    from pyspark.sql.types import _create_row
 
+    for number, found in groupby(rows, key=itemgetter(0)):
+        own = (_create_row(row.__fields__[1:], row[1:]) for row in found)
+        _partition(cloudpickle.loads(pickled), number, sequence, own)
+
+
+def _partition(function: Any, number: int, sequence: int, rows: Iterable[Row]) -> None:
+    """The function for one partition of :class:`ForeachOutput`."""
     process: Callable[[Row], Any] | None = getattr(function, "process", None)
     if process is None:
         for row in rows:
             function(row)
         return
-    context = TaskContext.get()
-    assert context is not None
-    wanted = not hasattr(function, "open") or function.open(context.partitionId(), sequence)
+    wanted = not hasattr(function, "open") or function.open(number, sequence)
     error: BaseException | None = None
     try:
         if wanted:

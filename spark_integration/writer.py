@@ -61,7 +61,7 @@ class StatefulWriter:
         The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. Raises: InvalidError if
         ``f`` is neither a function nor such an object.
         """
-        self._output = ForeachOutput(f)
+        self._output = ForeachOutput(f, self._query.config.tasks)
         return self
 
     def format(self, source: str) -> StatefulWriter:
