@@ -156,7 +156,7 @@ def attempt(
         times.append(time.perf_counter())
         report = _report(opened, prepared, len(data), context, retries, read.rows, yielded.rows, times)
         opened.close(wait=wait_for_close)
-        return data, replace(report, due_ms=due_ms)
+        return data, replace(report, due_ms=due_ms, next_watermark_ms=context.next_watermark_ms)
 
 
 @lru_cache(maxsize=8)

@@ -34,6 +34,7 @@ class StateContext:
     attempt: str
     previous_watermark: datetime | None = None
     _late: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+    _watermarks_ms: list[int] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def late_rows(self) -> int:
@@ -43,6 +44,15 @@ class StateContext:
     def count_late(self, rows: int) -> None:
         """Add to the number of late rows in the report of the batch."""
         self._late[0] += rows
+
+    @property
+    def next_watermark_ms(self) -> int | None:
+        """The watermark that follows from the rows of the task so far, in epoch milliseconds; None if it is unknown."""
+        return max(self._watermarks_ms, default=None)
+
+    def see_time(self, time_ms: int, *, delay_ms: int) -> None:
+        """Note that a row has this time, and that the watermark is so far behind."""
+        self._watermarks_ms[:] = [max([time_ms - delay_ms, *self._watermarks_ms])]
 
 
 #: ``process(batches, stores, context)`` yields the batch's output rows.
@@ -82,6 +92,8 @@ class Bound:
         operator: the name of the operator in Spark's progress.
         function: the user's class or function, for ``explain``.
         counts: the numbers of state variables, as Spark's progress has them (``numValueStateVars``).
+        watermark_ms: the watermark that the published batch has noted for the next one; None if it has not.
+        noting: returns ``attachments`` that note a watermark, in epoch milliseconds, for the next batch.
     """
 
     process: ProcessFunction
@@ -92,6 +104,8 @@ class Bound:
     operator: str = "statefulQuery"
     function: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
+    watermark_ms: int | None = None
+    noting: Callable[[int], Mapping[str, bytes]] = lambda watermark_ms: {}
 
 
 class Prepared(Protocol):

@@ -20,7 +20,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,8 @@ class Driver:
         self._epoch = epoch
         self._checkpoints: dict[str, Checkpoint | None] = dict(epoch.checkpoints)
         self._first = plan.bound.first
+        #: The watermark that the batch that was published before this driver began has noted for the next one.
+        self._noted_ms = plan.bound.watermark_ms
         #: How the stage is described to Spark; None before the first batch, and after the one that adds ``_first``.
         self._stage: Stage | None = None
         self._query_id: str | None = None
@@ -172,7 +174,8 @@ class Driver:
         return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
     def starting_offsets(self) -> StartingOffsets:
-        """Where a query at a new location begins: at the published offsets, and new partitions at their beginning.
+        """Where a query at a new location begins: at the published offsets. New partitions, and those of topics that
+        were recreated with permission, begin at their first record.
 
         Raises: as :meth:`input_offsets`; UnavailableError.
         """
@@ -272,7 +275,7 @@ class Driver:
             topic_ids = self._inputs.asked(source.end)  # after the rows were read, which came from these topics
             staged = now()
             # 4. publish
-            prepared = self._with_records(spark, prepared)
+            prepared = self._with_watermark(self._with_records(spark, prepared), tasks, source)
             fetched, publish_seconds = self._publish_and_fetch(spark, prepared, batch, topic_ids)
             self._due_ms = min((task.due_ms for task in tasks if task.due_ms is not None), default=math.inf)
         # 5. output
@@ -327,10 +330,10 @@ class Driver:
     def _never_back(self, source: BatchInput) -> BatchInput:
         """Return the batch with the published watermark if that is higher. A new location starts without one."""
         published = self.published_batch()
-        floor = published.watermark_ms if published is not None else None
-        if floor is None or (source.watermark_ms is not None and source.watermark_ms >= floor):
+        if published is None:
             return source
-        return replace(source, watermark_ms=floor)
+        known = (source.watermark_ms, published.watermark_ms, self._noted_ms)
+        return replace(source, watermark_ms=max((ms for ms in known if ms is not None), default=None))
 
     def _recognise(self, batch: MicroBatch, source: BatchInput) -> bool:
         """Whether the batch is the published one. Raises: BatchMismatch if it is neither that one nor the next."""
@@ -419,6 +422,24 @@ class Driver:
         rows = fetched_rows(spark, plan.config, attachments, plan.schema)
         return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
 
+    def _with_watermark(
+        self, prepared: list[PreparedCommit], tasks: Sequence[TaskReport], source: BatchInput
+    ) -> list[PreparedCommit]:
+        """Return the commits, of which the first one notes the watermark of the next batch, if the rows have moved it.
+
+        Spark has it in its location as well, and a new location needs it.
+        """
+        found = [task.next_watermark_ms for task in tasks if task.next_watermark_ms is not None]
+        following = max(found, default=0)
+        if following <= (source.watermark_ms or 0):
+            return prepared
+        noting, first = self.plan.bound.noting(following), prepared[0]
+        attachments = tuple(
+            replace(one, inline=noting[one.name]) if one.name in noting and one.inline is not None else one
+            for one in first.attachments
+        )
+        return [replace(first, attachments=attachments), *prepared[1:]]
+
     def _publish_and_fetch(
         self,
         spark: SparkSession,
@@ -459,6 +480,7 @@ class Driver:
             else:
                 break
         self._checkpoints.update(checkpoints)
+        self._noted_ms = None
         if self._first is not None:
             self._first = self._stage = None
         self._recreated = frozenset()

@@ -33,7 +33,7 @@ def to_arrow(schema: StructType) -> pa.Schema:
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    for path, kind in _types(schema):
+    for path, kind in types_in(schema):
         if type(kind).__name__ not in _KNOWN:
             raise InvalidError(
                 f"the output schema has a column of type {kind.simpleString()}, which cannot be stored",
@@ -64,7 +64,7 @@ def can_be_local(schema: StructType) -> bool:
     example a variant.
     """
     structs = [schema]
-    for _, kind in _types(schema):
+    for _, kind in types_in(schema):
         if type(kind).__name__ == "VariantType":
             return False
         if type(kind).__name__ == "StructType":
@@ -75,8 +75,8 @@ def can_be_local(schema: StructType) -> bool:
     )
 
 
-def _types(schema: StructType) -> Iterator[tuple[str, DataType]]:
-    """Every type in the schema, at any depth, with the path to it."""
+def types_in(schema: StructType) -> Iterator[tuple[str, DataType]]:
+    """Yield every type in the schema, at any depth, with the path to it."""
     pending: list[tuple[str, DataType]] = [(field.name, field.dataType) for field in reversed(schema.fields)]
     while pending:
         path, kind = pending.pop()

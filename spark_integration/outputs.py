@@ -10,23 +10,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from spark_integration.context import OutputFunction
 from spark_integration.location import Location
+from spark_integration.output_schema import types_in
+from spark_integration.partitioning import quoted
 from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.engine import ProducedRecord
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 #: The formats that Spark's file sink writes.
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 _FIRST = "_statemgr_first"
+#: Partitions of a sequence for ``foreach``. A rescale must not change it: the sequence may be given again afterwards.
+_FOREACH_PARTITIONS = 32
+_NUMBER = "_statemgr_partition"
 #: Spark's types of the columns of a Kafka record, by name.
 #: :class:`KafkaOutput` sends the first one.
 _KAFKA_TYPES = {
@@ -100,32 +107,38 @@ class FileOutput:
     """Files in a directory, exactly once: it uses Spark's own file sink, which skips a batch that it already has.
 
     Its log in ``_spark_metadata`` names the complete files, and Spark reads the directory by it. The log has a record
-    of each batch from 0 on, so the batches are counted from the first sequence, which ``_statemgr_first`` names.
+    of each batch from 0 on. ``_statemgr_first`` names the sequence that is its batch 0, and in a second line the job,
+    if the directory is not older than that line. Batches that another query has written come before the job's first
+    sequence, so the number may be negative.
     """
 
     path: str
     format: str
+    job: str
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
         session: Any = rows.sparkSession
         with self._jvm(session) as jvm:
-            location = Location(session, self.path)
-            first = location.read(_FIRST)
-            if not first:
-                first = [str(sequence)]
-                location.write(_FIRST, first[0])
-            batch, sink = sequence - int(first[0]), self._sink(session, jvm)
-            for missing in range(self._known(session, jvm), batch):  # sequences that another output got
+            known, first = self._known(session, jvm), self._first(session)
+            if first is None:
+                first = sequence - known
+                Location(session, self.path).write(_FIRST, f"{first}\n{self.job}")
+            batch, sink = sequence - first, self._sink(session, jvm)
+            for missing in range(known, batch):  # sequences that another output got
                 sink.addBatch(missing, rows.limit(0)._jdf)
             if batch >= 0:
                 sink.addBatch(batch, rows._jdf)
 
     def check(self, session: Any) -> None:
-        """Check the session. Raises: InvalidError if it does not let Python call Spark's file sink."""
+        """Check the session and the directory.
+
+        Raises: InvalidError if Python may not call Spark's file sink, or if the directory is another job's.
+        """
         with self._jvm(session) as jvm:
             jvm.org.apache.spark.api.python.PythonUtils.toSeq([])
+            self._first(session)
 
     def prepare(self, session: Any) -> None:
         """Make the directory, so that it can be read before the first batch, as Spark does."""
@@ -143,6 +156,25 @@ class FileOutput:
                 hint="write inside foreachBatch, with the sequence in the directory's name",
                 path=self.path,
             ) from error
+
+    def _first(self, session: Any) -> int | None:
+        """Return the sequence of batch 0; None in a directory that no job has written to.
+
+        Raises: InvalidError if another job has.
+        """
+        lines = Location(session, self.path).read(_FIRST)
+        if not lines:
+            return None
+        first, job = lines[0], lines[1] if len(lines) > 1 else self.job
+        if job != self.job:
+            raise InvalidError(
+                "another job writes to this directory, and its sequences have the same numbers",
+                hint=f"give each job its own directory, or write this job's name into {_FIRST} if it takes over",
+                path=self.path,
+                job=self.job,
+                other=job,
+            )
+        return int(first)
 
     def _known(self, session: Any, jvm: Any) -> int:
         """Return the number of batches in the sink's log."""
@@ -193,7 +225,7 @@ class TableOutput:
         facts = {row.col_name: row.data_type for row in described}
         provider = facts.get("Provider", "").lower()
         if facts.get("Catalog") == "spark_catalog" and provider in FILE_FORMATS:
-            FileOutput(facts["Location"], provider, self.partition_by, self.options)(rows, sequence)
+            FileOutput(facts["Location"], provider, self.job, self.partition_by, self.options)(rows, sequence)
             session.catalog.refreshTable(self.name)
             return
         once = {"txnAppId": self.job, "txnVersion": str(sequence)}
@@ -224,11 +256,15 @@ class ForeachOutput:
     """Spark's ``foreach`` on the executors: a function of a row, or an object with three methods.
 
     The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. A partition of a sequence
-    has the same rows when the sequence is repeated, so ``open`` may refuse a partition that it has seen.
+    has the same rows when the sequence is repeated, also with another number of tasks, so ``open`` may refuse a
+    partition that it has seen. Each partition has its own copy of the object. A task of Spark processes several.
+
+    Args:
+        tasks: tasks of Spark for a sequence.
     """
 
     function: Any
-    partitions: int
+    tasks: int
 
     def __post_init__(self) -> None:
         methods = [name for name in ("open", "process", "close") if callable(getattr(self.function, name, None))]
@@ -239,26 +275,41 @@ class ForeachOutput:
             )
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
-        from pyspark.sql.types import MapType, VariantType
+        from pyspark import cloudpickle
 
         # by their content, so that a partition has the same rows whatever Spark's parallelism is
-        columns = [column.name for column in rows.schema if not isinstance(column.dataType, MapType | VariantType)]
-        spread = rows.repartition(self.partitions, *(f"`{name}`" for name in columns)) if columns else rows.coalesce(1)
-        spread.foreachPartition(partial(_each, self.function, sequence))
+        by = [quoted(column.name) for column in rows.schema if _has_hash(column)]
+        number = f"pmod(hash({', '.join(by)}), {_FOREACH_PARTITIONS})" if by else "0"
+        spread = rows.selectExpr(f"{number} as {_NUMBER}", "*").repartition(self.tasks, _NUMBER)
+        function: bytes = cloudpickle.dumps(self.function)  # type: ignore[no-untyped-call]
+        spread.sortWithinPartitions(_NUMBER).foreachPartition(partial(_each, function, sequence))
 
 
-def _each(function: Any, sequence: int, rows: Iterable[Row]) -> None:
+def _has_hash(column: StructField) -> bool:
+    """Whether Spark spreads rows by the column, and equal values have equal hashes."""
+    from pyspark.sql.types import StructType
+
+    return all(type(kind).__name__ not in ("MapType", "VariantType") for _, kind in types_in(StructType([column])))
+
+
+def _each(pickled: bytes, sequence: int, rows: Iterable[Row]) -> None:
+    """The function for one task of Spark. ``rows``: those of each partition together, with its number first."""
+    from pyspark import cloudpickle
+    from pyspark.sql.types import _create_row
+
+    for number, found in groupby(rows, key=itemgetter(0)):
+        own = (_create_row(row.__fields__[1:], row[1:]) for row in found)
+        _partition(cloudpickle.loads(pickled), number, sequence, own)
+
+
+def _partition(function: Any, number: int, sequence: int, rows: Iterable[Row]) -> None:
     """The function for one partition of :class:`ForeachOutput`."""
-    from pyspark import TaskContext
-
     process: Callable[[Row], Any] | None = getattr(function, "process", None)
     if process is None:
         for row in rows:
             function(row)
         return
-    context = TaskContext.get()
-    assert context is not None
-    wanted = not hasattr(function, "open") or function.open(context.partitionId(), sequence)
+    wanted = not hasattr(function, "open") or function.open(number, sequence)
     error: BaseException | None = None
     try:
         if wanted:

@@ -39,19 +39,19 @@ class Partitioning:
         It includes the key's types, because equal values of different types have different hashes.
         Raises: InvalidError as :meth:`quoted`.
         """
-        quoted = self.quoted(rows, self.columns)
+        names = self.quoted(rows, self.columns)
         if not self.by_key:
             return "kafka-partition"
-        return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*quoted).schema)})"
+        return f"spark-hash({','.join(field.dataType.simpleString() for field in rows.select(*names).schema)})"
 
     def number(self, rows: DataFrame, tasks: int) -> str:
         """Spark's expression for the number of a row's task. Raises: InvalidError as :meth:`quoted`."""
-        quoted = self.quoted(rows, self.columns)
-        return f"pmod(hash({', '.join(quoted)}), {tasks})" if self.by_key else quoted[0]
+        names = self.quoted(rows, self.columns)
+        return f"pmod(hash({', '.join(names)}), {tasks})" if self.by_key else names[0]
 
     @staticmethod
     def quoted(rows: DataFrame, columns: Sequence[str]) -> list[str]:
-        """Quote names of columns so that Spark can parse them.
+        """Quote the names of columns that the rows have.
 
         Raises: InvalidError if a column is missing or the reserved name is taken.
         """
@@ -65,7 +65,7 @@ class Partitioning:
                     hint=f"its columns are {', '.join(rows.columns)}",
                     column=column,
                 )
-        return ["`" + column.replace("`", "``") + "`" for column in columns]
+        return [quoted(column) for column in columns]
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
         """Check the task's number in every row, and remove the column.
@@ -102,6 +102,11 @@ class Partitioning:
                 raise _too_many_partitions(number, tasks)
             own[number][name] = offset
         return list(own)
+
+
+def quoted(column: str) -> str:
+    """Quote the name of a column so that Spark can parse it."""
+    return "`" + column.replace("`", "``") + "`"
 
 
 def _too_many_partitions(number: int, tasks: int) -> LayoutMismatch:

@@ -299,9 +299,20 @@ class StatefulQuery:
         return self._shaped(spark.createDataFrame([], parsed_schema(self._schema))).schema
 
     def _shaped(self, rows: DataFrame) -> DataFrame:
+        if self._steps:
+            rows = self._with_declared(rows)
         for step in self._steps:
             rows = step(rows)
         return rows
+
+    def _with_declared(self, rows: DataFrame) -> DataFrame:
+        """Add the declared columns that rows of an older version of the query lack, as nulls, for the steps."""
+        from pyspark.sql import functions
+
+        names = {name.lower() for name in rows.columns}
+        lacking = [field for field in parsed_schema(self._schema) if field.name.lower() not in names]
+        absent = {field.name: functions.lit(None).cast(field.dataType) for field in lacking}
+        return rows.withColumns(absent) if absent else rows
 
     def _plan(self, bound: Bound | None, run_stage: RunStage | None) -> Plan:
         assert self._partitioning is not None

@@ -64,6 +64,7 @@ class TaskReport:
         blob_counts: requests to the blob store that the worker process has counted since its last report. Each is a
             name, labels and a number, such as ``["requests", "put", "ok", 3]``.
         due_ms: when a timer or a TTL of the task next expires by the clock (epoch milliseconds); None if none does.
+        next_watermark_ms: the watermark that follows from the task's rows (epoch milliseconds); None if it is unknown.
     """
 
     task: str
@@ -84,6 +85,7 @@ class TaskReport:
     prepare_seconds: float
     restored: tuple[RestoreReport, ...]
     due_ms: int | None = None
+    next_watermark_ms: int | None = None
     segments: Mapping[str, Sequence[int]] = field(default_factory=dict)
     blob_counts: Sequence[Sequence[Any]] = ()
 

@@ -7,6 +7,7 @@ store.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_integration.location import Location
@@ -74,14 +75,8 @@ def check_no_state(location: Location) -> None:
 
 def _first_stateful(rows: Any) -> str | None:
     """Return the user's name of the first operator that keeps state, else None."""
-    pending = [rows._jdf.queryExecution().analyzed()]  # without subqueries: Spark itself refuses streams there
-    while pending:
-        node = pending.pop()
-        found = _stateful(node)
-        if found is not None:
-            return found
-        pending.extend(_children(node))
-    return None
+    plan = rows._jdf.queryExecution().analyzed()  # without subqueries: Spark itself refuses streams there
+    return next((found for node in nodes(plan) if (found := _stateful(node)) is not None), None)
 
 
 def _stateful(node: Any) -> str | None:
@@ -89,12 +84,22 @@ def _stateful(node: Any) -> str | None:
     name: str = node.nodeName()
     if name not in _STATEFUL and name not in _JOINS:
         return None
-    streams = sum(bool(child.isStreaming()) for child in _children(node))
+    streams = sum(bool(child.isStreaming()) for child in children(node))
     if name in _STATEFUL:
         return _STATEFUL[name] if streams else None
     return "a join of two streams" if streams > 1 else None
 
 
-def _children(node: Any) -> list[Any]:
-    children = node.children()
-    return [children.apply(i) for i in range(children.size())]
+def nodes(plan: Any) -> Iterator[Any]:
+    """Yield every node of a plan."""
+    pending = [plan]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(children(node))
+
+
+def children(node: Any) -> list[Any]:
+    """Return the nodes whose rows a node of a plan takes."""
+    found = node.children()
+    return [found.apply(i) for i in range(found.size())]

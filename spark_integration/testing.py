@@ -24,6 +24,7 @@ from spark_integration.driver import Driver
 from spark_integration.location import Location
 from spark_integration.partitioning import TASK_COLUMN
 from spark_integration.processors.frame import StatefulFrame
+from spark_integration.processors.watermarks import WATERMARK
 from spark_integration.query import StatefulQuery, parsed_schema
 from spark_integration.reading.sources import StateSource
 from spark_integration.reports import TaskReport
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 #: The topic of the rows, as the checkpoints name it.
 TOPIC = "input"
-#: Spark's metadata of the column that has a watermark.
-_WATERMARK = "spark.watermarkDelayMs"
 #: Attempts at a task until a batch fails, as in Spark (``spark.task.maxFailures``).
 _ATTEMPTS = 4
 _DISK = "executor"
@@ -386,7 +385,7 @@ def _with_watermark(schema: StructType, column: str, seconds: float) -> StructTy
         )
     return StructType(
         [
-            StructField(field.name, field.dataType, field.nullable, {**field.metadata, _WATERMARK: int(seconds * 1000)})
+            StructField(field.name, field.dataType, field.nullable, {**field.metadata, WATERMARK: int(seconds * 1000)})
             if field.name == column
             else field
             for field in schema.fields

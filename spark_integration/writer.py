@@ -166,7 +166,7 @@ class StatefulWriter:
             return FormatOutput(self._format, job, path, self._partition_by, options)
         if path is None:
             raise InvalidError(f"the format {self._format} needs a directory", hint=".start('file:///data/totals')")
-        return FileOutput(path, self._format, self._partition_by, options)
+        return FileOutput(path, self._format, job, self._partition_by, options)
 
     @property
     def _brokers(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from spark_integration.partitioning import quoted
 from spark_integration.query import StatefulQuery
 from spark_integration.writer import StatefulWriter
 from statemgr.errors import InvalidError
@@ -99,7 +100,7 @@ class StatefulFrame:
             raise InvalidError(
                 f"the output of the processor has no column {item!r}", hint=f"it has {', '.join(columns)}"
             )
-        return functions.col("`" + item.replace("`", "``") + "`")
+        return functions.col(quoted(item))
 
     def __getattr__(self, name: str) -> Any:
         if name in _STATELESS:

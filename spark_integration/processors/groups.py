@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import Row, StructType
 
+from spark_integration.output_schema import types_in
 from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
 
@@ -66,7 +67,8 @@ def in_time(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches without late rows. A row is late if its time is at or before ``late_ms`` (epoch milliseconds).
 
-    A row without a time is never late. ``count_late`` gets the number of late rows in each batch.
+    A row without a time is never late. A batch without other rows than late ones is left out. ``count_late`` gets the
+    number of late rows in each batch.
     """
     for batch in batches:
         in_time = pc.fill_null(pc.greater(micros(batch, event_time), late_ms * 1000), True)
@@ -74,7 +76,8 @@ def in_time(
             in_time = pc.or_(in_time, pc.invert(batch.column(IS_INPUT)))  # initial state has no time
         kept = batch.filter(in_time)
         count_late(batch.num_rows - kept.num_rows)
-        yield kept
+        if kept.num_rows:  # pandas makes a frame without columns of no rows
+            yield kept
 
 
 def grouped(
@@ -229,10 +232,8 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _encoded(keys: list[tuple[Any, ...]], schema: StructType) -> Iterator[bytes]:
-    last: tuple[Any, ...] | None = None
-    encoded = b""
-    for key in keys:
-        if key != last:
-            encoded = encode_key(schema, schema.toInternal(key))
-            last = key
-        yield encoded
+    # in an hour that a clock repeats, two times that differ are equal in Python
+    has_times = any(type(kind).__name__ == "TimestampType" for _, kind in types_in(schema))
+    for key, run in groupby(keys, key=schema.toInternal if has_times else None):
+        encoded = encode_key(schema, key if has_times else schema.toInternal(key))
+        yield from (encoded for _ in run)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_integration.partitioning import quoted
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ class InitialState:
         """Return the input of a batch together with these rows."""
         from pyspark.sql import functions
 
-        whole = functions.struct(*[_quoted(name) for name in self.rows.columns])
+        whole = functions.struct(*[quoted(name) for name in self.rows.columns])
         own = self.rows.select(
-            *[functions.col(_quoted(name)).alias(name) for name in self.keys],
+            *[functions.col(quoted(name)).alias(name) for name in self.keys],
             functions.lit(False).alias(IS_INPUT),
             whole.alias(ROW),
         )
@@ -77,7 +78,3 @@ def parted(batch: pa.RecordBatch) -> tuple[list[bool], pa.RecordBatch, pa.Record
     initial = batch.filter(pc.invert(marks)).column(ROW)
     rows = pa.RecordBatch.from_arrays(initial.flatten(), names=[field.name for field in initial.type])
     return marks.to_pylist(), batch.filter(marks).drop_columns([IS_INPUT, ROW]), rows
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from spark_integration.processors.values import as_bytes
 from statemgr.errors import CorruptError, InvalidError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _encode(out: bytearray, kind: DataType, value: Any) -> None:
     elif name == "StringType":
         out += _escaped(value.encode())
     elif name == "BinaryType":
-        out += _escaped(bytes(value))
+        out += _escaped(as_bytes(value))
     elif name == "BooleanType":
         if not isinstance(value, bool):
             raise TypeError(f"{value!r} is not a boolean")

@@ -18,6 +18,7 @@ from spark_integration.processors.initial import InitialState, initial_state
 from spark_integration.processors.keys import check_key_types
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.variables import RECORD, Declared, Record
+from spark_integration.processors.watermarks import WATERMARK, Watermark, watermark_of
 from spark_integration.sessions import MAX_RECORDS, is_on, limit
 from statemgr import JobConfig
 from statemgr.engine import read_attachment
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from statemgr import Checkpoint
-
-#: Spark's metadata of the column that has a watermark.
-_WATERMARK = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class ProcessorProgram:
         # without metadata, because a watermark adds some
         key = StructType([StructField(column.name, column.dataType, True) for column in key.fields])
         settings = rows.sparkSession.conf
-        watermarks = [field for field in rows.schema.fields if _WATERMARK in field.metadata]
+        watermarks = [field for field in rows.schema.fields if WATERMARK in field.metadata]
         processor = self.processor
         if isinstance(processor, GroupFunction):
             processor = processor.of(rows, has_watermark=bool(watermarks))
@@ -106,7 +104,10 @@ class ProcessorProgram:
         program = replace(self, processor=processor)
         declared = self._declared(nullable=settings.get("spark.sql.streaming.stateStore.encodingFormat") == "avro")
         idle_batches = self.time_mode != "none" and is_on(settings, "spark.sql.streaming.noDataMicroBatches.enabled")
-        return PreparedProcessor(program, config, store, key, form, event_time, declared, initial, idle_batches)
+        watermark = watermark_of(rows) if watermarks else None
+        return PreparedProcessor(
+            program, config, store, key, form, event_time, declared, initial, idle_batches, watermark
+        )
 
     def _declared(self, *, nullable: bool) -> Declared:
         """Run ``init`` on a copy, as Spark does. The processor itself is shipped unchanged."""
@@ -119,7 +120,10 @@ class ProcessorProgram:
 
 @dataclass(frozen=True)
 class PreparedProcessor:
-    """A processor whose state variables are known. ``idle_batches``: it needs batches while the input is idle."""
+    """A processor whose state variables are known.
+
+    ``idle_batches``: it needs batches while the input is idle. ``watermark``: as :func:`watermark_of` returns it.
+    """
 
     program: ProcessorProgram
     config: JobConfig
@@ -130,6 +134,7 @@ class PreparedProcessor:
     declared: Declared
     initial: InitialState | None
     idle_batches: bool
+    watermark: Watermark | None
 
     def bind(self, checkpoints: Mapping[str, Checkpoint | None]) -> Bound:
         """Check the variables against the published checkpoints (task → checkpoint).
@@ -138,6 +143,7 @@ class PreparedProcessor:
         """
         published = self._published(checkpoints)
         record = (published or Record(self.key, self.store, self.program.time_mode, {})).with_declared(self.declared)
+        record = replace(record, watermark_ms=None)
         program = self.program
         run = ProcessorRun(
             processor=program.processor,
@@ -150,6 +156,7 @@ class PreparedProcessor:
             variables=self.declared.visible(record),
             parsed=self.declared.parsed,
             output_time=program.output_time,
+            watermark=self.watermark,
         )
         first = self.initial if published is None else None
         next_due = run.next_due if self.idle_batches else None
@@ -162,6 +169,8 @@ class PreparedProcessor:
             operator=program.operator,
             function=program.function,
             counts=self.declared.counts(),
+            watermark_ms=None if published is None else published.watermark_ms,
+            noting=lambda watermark_ms: {RECORD: replace(record, watermark_ms=watermark_ms).to_bytes()},
         )
 
     def _published(self, checkpoints: Mapping[str, Checkpoint | None]) -> Record | None:
@@ -207,7 +216,7 @@ def output_time(output: StructType, column: str) -> EventTime:
 def _event_time(rows: DataFrame) -> EventTime:
     """Return the column with the watermark: the first one, as in Spark. Raises: InvalidError if there is none."""
     for field in rows.schema.fields:
-        if _WATERMARK in field.metadata:
+        if WATERMARK in field.metadata:
             return EventTime(field.name, isinstance(field.dataType, StructType))
     raise InvalidError(
         "the time mode EventTime and eventTimeColumnName need a watermark, and the input has none",

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from spark_integration.processors.handle import CLOSED, DATA_PROCESSED, INITIALI
 from spark_integration.processors.keys import decode_key
 from spark_integration.processors.states import Batch, delete_expired, first_expiry, list_prefixes
 from spark_integration.processors.variables import Variable
+from spark_integration.processors.watermarks import Watermark, timed
 from spark_integration.processors.yielded import converted, newer
 from statemgr import Store
 
@@ -40,7 +42,7 @@ class ProcessorRun:
     """The process function of a query with a processor. Spark ships it to the executors.
 
     ``variables``: those that ``init`` may ask for, with all versions of their schemas. ``output_time``: the output
-    column whose times must be newer than the watermark.
+    column whose times must be newer than the watermark. ``watermark``: the input's, if its rows say what it will be.
     """
 
     processor: StatefulProcessor
@@ -53,11 +55,15 @@ class ProcessorRun:
     variables: Mapping[str, Variable]
     parsed: Mapping[str, StructType]
     output_time: EventTime | None = None
+    watermark: Watermark | None = None
 
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
         batch = Batch(stores[self.store], _millis(context.batch_time))
+        if self.watermark is not None:
+            see = partial(context.see_time, delay_ms=self.watermark.delay_ms)
+            batches = timed(batches, self.watermark.event_time, see)
         if self.event_time is not None:
             batches = in_time(batches, self.event_time, _millis(context.previous_watermark), context.count_late)
         produced = self._produced(batches, batch, self._times(batch, context))

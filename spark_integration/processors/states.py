@@ -170,7 +170,7 @@ class StoredValue(ValueState):
         self._cells = cells
 
     def exists(self) -> bool:
-        return self._get("checking value state exists") is not None
+        return self._cells.read(self._cells.own(self._cells.place("checking value state exists"))) is not None
 
     def get(self) -> tuple[Any, ...] | None:
         return self._cells.fields(self._cells.own(self._cells.place("getting value state")))
@@ -180,9 +180,6 @@ class StoredValue(ValueState):
 
     def clear(self) -> None:
         self._cells.delete([self._cells.place("clearing value state")])
-
-    def _get(self, doing: str) -> Row | None:
-        return self._cells.read(self._cells.own(self._cells.place(doing)))
 
 
 class StoredList(ListState):

@@ -127,6 +127,13 @@ def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
     return f"{path or 'the value'} was {written.simpleString()} and is {read.simpleString()}"
 
 
+def as_bytes(value: Any) -> bytes:
+    """Return a binary value. Raises: TypeError for anything else: ``bytes(5)`` would be five zeros."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is not binary")
+    return bytes(value)
+
+
 def _avro(kind: DataType, path: str) -> Any:
     """Return the Avro type. Raises: InvalidError for a type that has none."""
     name = type(kind).__name__
@@ -186,7 +193,7 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
         quantum = Decimal(1).scaleb(-kind.scale)  # type: ignore[attr-defined]
         return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP, _DIGITS), _same
     if name == "BinaryType":
-        return bytes, _same
+        return as_bytes, _same
     if name in _SMALL:
         return _within(_SMALL[name]), _same
     return _same, _same

@@ -2,8 +2,8 @@
 
 The record is an attachment of the first task's checkpoint, as JSON: the columns of the grouping key, the time mode, and
 for each variable its kind, its TTL, the schema of a map's keys, and every schema that its values have had, oldest
-first. It names the store of the state. Schemas are Spark's JSON. The record keeps variables that the processor
-does not declare at present, because their state stays until ``deleteIfExists``.
+first. It names the store of the state, and the watermark of the next batch. Schemas are Spark's JSON. The record keeps
+variables that the processor does not declare at present, because their state stays until ``deleteIfExists``.
 """
 
 from __future__ import annotations
@@ -72,12 +72,16 @@ class Declared:
 
 @dataclass(frozen=True)
 class Record:
-    """A checkpoint's record of a processor's state. ``key``: the grouping columns. ``store``: the state's store."""
+    """A checkpoint's record of a processor's state. ``key``: the grouping columns. ``store``: the state's store.
+
+    ``watermark_ms``: the watermark of the next batch in epoch milliseconds, if the rows of this one have moved it.
+    """
 
     key: StructType
     store: str
     time_mode: str
     variables: Mapping[str, Variable]
+    watermark_ms: int | None = None
 
     def to_bytes(self) -> bytes:
         """Encode the attachment."""
@@ -97,6 +101,8 @@ class Record:
                 "store": self.store,
                 "time_mode": self.time_mode,
                 "variables": variables,
+                # version 0.1.0 ignores it
+                **({} if self.watermark_ms is None else {"watermark_ms": self.watermark_ms}),
             }
         ).encode()
 
@@ -125,7 +131,8 @@ class Record:
                 )
                 for name, one in found["variables"].items()
             }
-            return cls(schema(found["key"]), found["store"], found["time_mode"], variables)
+            watermark_ms = found.get("watermark_ms")
+            return cls(schema(found["key"]), found["store"], found["time_mode"], variables, watermark_ms)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptRecord(f"the record of a processor's state cannot be read: {error}") from error
 

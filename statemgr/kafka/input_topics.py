@@ -119,14 +119,14 @@ class InputTopics:
         self._ids.update((name, (topic_id, now_s)) for name, topic_id in found.items())
         return found
 
-    def added(self, offsets: Mapping[str, int]) -> list[str]:
-        """Source partitions that the topics of ``offsets`` have here, and ``offsets`` lacks. Raises: UnavailableError.
+    def added(self, offsets: Mapping[str, int], topics: Iterable[str] = ()) -> list[str]:
+        """Source partitions that ``topics`` and the topics of ``offsets`` have here, and ``offsets`` lacks.
 
-        Leaves out topics that do not exist here or that these credentials may not describe.
+        Leaves out topics that do not exist here or that these credentials may not describe. Raises: UnavailableError.
         """
-        topics = sorted({topic for partition in offsets if (topic := source_topic(partition)) is not None})
+        known = {topic for partition in offsets if (topic := source_topic(partition)) is not None}
         try:
-            described = self._client().describe(topics)
+            described = self._client().describe(sorted(known.union(topics)))
         except AccessDenied as error:
             log.debug("the partitions of the input topics are not known: %s", error)
             return []
@@ -211,8 +211,8 @@ class TaskInputs:
             self._take(self._topics.ids(wanted, known_s=_KNOWN_S))
 
     def added(self, offsets: Mapping[str, int]) -> list[str]:
-        """As :meth:`InputTopics.added`."""
-        return self._topics.added(offsets)
+        """As :meth:`InputTopics.added`, also of the topics in ``recreated``."""
+        return self._topics.added(offsets, self.recreated)
 
     def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
         """For a commit: ask now, after the last message was received, for the IDs of the topics of ``sources``.

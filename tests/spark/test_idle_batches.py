@@ -134,6 +134,22 @@ def test_event_time_goes_on_once_after_the_watermark_has_moved(pipeline: MakePip
     assert batches == comparison.on_spark(Events(), SEEN, "EventTime")
 
 
+def test_the_watermark_moves_from_start_to_start(pipeline: MakePipeline) -> None:
+    """With one batch for each start, and each at a new location, a batch has the watermark of the rows before it."""
+    comparison = Comparison(pipeline(tasks=2, partitions=1, backup=["blob-store"]), 100, watermark="2 seconds")
+    batches = []
+    for seconds in ([10, 30], [31], [20, 33]):
+        comparison.produce([{"id": "a", "n": s, "t": f"2024-01-01T00:00:{s:02}Z"} for s in seconds])
+        batches += comparison.on_statemgr(Events(), SEEN, "EventTime")
+        shutil.rmtree(comparison.job.location)
+
+    first, second, third = ([seen for _, seen, _ in batch] for batch in batches[::2])  # each is delivered twice
+    ms = 1_704_067_200_000
+    assert first == [repr((0, -1000, [10, 30])), repr((0, [10, 30], 3))]
+    assert repr((ms + 28_000, ms + 10_000, [10, 30, 31])) in second  # a timer
+    assert repr((ms + 29_000, [33], 4)) in third  # without the row of 20, which is late
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [pytest.param(False, id="kept"), pytest.param(True, id="lost")])
 def test_an_idle_batch_that_is_interrupted_runs_again(pipeline: MakePipeline, tmp_path: Path, lost: bool) -> None:

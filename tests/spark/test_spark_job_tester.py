@@ -105,6 +105,21 @@ def test_an_error_of_the_application_ends_the_query(spark: SparkSession) -> None
         assert tester.restore(query=query()) == [("a", 1)]
 
 
+def test_a_step_uses_a_column_that_stored_rows_lack(spark: SparkSession) -> None:
+    """After a deploy that adds a column and a step with it, the last batch is delivered with nulls there."""
+
+    def by_day(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+        for rows in totals(batches, stores, context):
+            yield rows.append_column("day", pa.array(["monday"] * rows.num_rows))
+
+    deployed = query().process(by_day, "key string, total bigint, day string")
+    deployed = deployed.then(lambda rows: rows.select("day", "key", "total"))
+    with SparkJobTester(query(), ROWS, spark=spark) as tester:
+        tester.batch([("a", 1)], crash_before="output")
+        assert tester.restore(query=deployed) == [(None, "a", 1)]
+        assert tester.batch([("a", 2)]) == [("monday", "a", 3)]
+
+
 class Visits(StatefulProcessor):
     """Counts a user's visits, and reports them after a minute without visits."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
-from spark_integration.processors.groups import Form, grouped
+from spark_integration.processors.groups import EventTime, Form, grouped, in_time
 from spark_integration.processors.yielded import converted
 from spark_integration.sessions import limit
 from statemgr.errors import InvalidError
@@ -107,6 +109,26 @@ def test_rows_that_nobody_reads_are_skipped() -> None:
     """The next group starts at its own first row."""
     batches = [batch(["a", "b"], n=pa.array([1, 2])), batch(["b", "c"], n=pa.array([3, 4]))]
     assert [key for _, key, _, _ in grouped(batches, KEY, form(), ignore)] == [("a",), ("b",), ("c",)]
+
+
+def test_times_of_an_hour_that_a_clock_repeats_are_two_keys() -> None:
+    """When daylight saving ends, two instants have the same local time. Each is a key, also within a struct."""
+    at = [datetime(2024, 11, 3, hour, 30, tzinfo=UTC) for hour in (5, 6)]  # both are 01:30 in New York
+    times = pa.array([at[0], at[0], at[1]], pa.timestamp("us", "America/New_York"))
+    windows = pa.StructArray.from_arrays([times], ["start"])
+    for column in (times, windows):
+        rows = pa.record_batch({"at": column})
+        key = from_arrow_schema(rows.schema)
+        found = [len(list(group)) for *_, group, _ in grouped([rows], key, replace(form(), pandas=False), ignore)]
+        assert found == [2, 1]
+
+
+def test_a_record_batch_with_only_late_rows_is_no_group() -> None:
+    """The groups of the batches around it are frames as always."""
+    batches = [batch([key], at=pa.array([ms], pa.timestamp("ms", "UTC"))) for key, ms in (("a", 6), ("b", 5), ("c", 7))]
+    late: list[int] = []
+    found = frames_of(list(in_time(batches, EventTime("at", False), 5, late.append)))
+    assert ([*found], late) == (["a", "c"], [0, 1, 0])
 
 
 def test_a_column_of_booleans_has_the_type_of_the_groups_values() -> None:

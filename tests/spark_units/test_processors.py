@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DecimalType,
     IntegerType,
     LongType,
@@ -29,10 +32,13 @@ from spark_integration.context import StateContext
 from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form, in_time
 from spark_integration.processors.handle import Discovery
+from spark_integration.processors.initial import IS_INPUT
+from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.program import ProcessorProgram
 from spark_integration.processors.run import ProcessorRun
 from spark_integration.processors.values import value_serde
 from spark_integration.processors.variables import Record
+from spark_integration.processors.watermarks import timed
 from spark_integration.processors.yielded import newer
 from statemgr.errors import CorruptRecord, InvalidError
 from tests.open_stores import TASK, CommittedStore
@@ -483,6 +489,19 @@ def test_values_of_wrong_types_are_refused(task: Task) -> None:
             task.batch(processor, [("a", 1)], 1000)
 
 
+def test_only_bytes_are_binary() -> None:
+    """A whole number, a list of them and a text are refused as values and as keys."""
+    schema = StructType([StructField("b", BinaryType())])
+    serde = value_serde([schema])
+    for wrong in (5, [1, 2], "text"):
+        with pytest.raises(InvalidError):
+            serde.serialize((wrong,))
+        with pytest.raises(InvalidError):
+            encode_key(schema, (wrong,))
+    for given in (b"ab", bytearray(b"ab"), memoryview(b"ab")):
+        assert serde.deserialize(serde.serialize((given,))) == decode_key(schema, encode_key(schema, (given,)))[0]
+
+
 def test_state_that_init_declares_on_an_executor_alone(task: Task) -> None:
     """State that only an executor declares is refused, because no record would have its schema."""
     calls = []
@@ -549,6 +568,26 @@ def test_late_rows(unit: str) -> None:
         late: list[int] = []
         assert [b.column("n").to_pylist() for b in in_time([batch], event_time, 1_000, late.append)] == [[1, 3]]
         assert late == [2]
+
+
+def test_the_times_that_move_the_watermark() -> None:
+    """Late rows count, but neither rows without a time nor those of the initial state."""
+    times = pa.array([5, None, 7, 99], pa.timestamp("ms", "UTC"))
+    batch = pa.RecordBatch.from_arrays([times, pa.array([True, True, True, False])], ["at", IS_INPUT])
+    context = StateContext(TASK, 1, datetime.now(UTC), None, "a")
+    assert context.next_watermark_ms is None
+    for part in (batch, batch.slice(0, 1), batch.slice(1, 1)):
+        see = partial(context.see_time, delay_ms=2)
+        assert list(timed([part], EventTime("at", False), see)) == [part]
+    assert context.next_watermark_ms == 5
+
+
+def test_a_record_notes_the_watermark() -> None:
+    """A record without one is as earlier versions wrote it."""
+    record = Record(KEY, "visits", "eventtime", {})
+    assert b"watermark" not in record.to_bytes()
+    for found in (record, replace(record, watermark_ms=7)):
+        assert Record.from_bytes(found.to_bytes()) == found
 
 
 def test_output_that_is_not_newer_than_the_watermark_is_refused() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
+from spark_integration.context import Bound
+from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
+from spark_integration.partitioning import Partitioning
 from spark_integration.sources import (
     BatchInput,
     OffsetLog,
@@ -18,7 +25,10 @@ from spark_integration.sources import (
     others_of,
     to_json,
 )
+from statemgr.engine import open_attempt
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
+from statemgr.ids import task_name
+from statemgr.testing.memory_servers import MemoryServers
 
 Write = Callable[..., Location]
 
@@ -83,6 +93,34 @@ def test_sources_that_are_not_kafka(write: Write) -> None:
     for other in ({}, batches[2].others_end, {"source 0": files[0]}):
         with pytest.raises(BatchMismatch, match="of source"):
             check_continues(batches[2], {"a-0": 5}, other)
+
+
+def test_one_of_two_topics_was_created_again(tmp_path: Path) -> None:
+    """With the permission, its partitions start at their beginning, and the other topic where the checkpoint ended."""
+    servers = MemoryServers({"job.name": "totals", "stores.totals.type": "rocksdb"})
+    with contextlib.closing(servers):
+        servers.open()
+        for topic in ("orders", "prices"):
+            servers.broker.create(topic, 2)
+        config, by_key = servers.on_disk(servers.config, "driver"), Partitioning(("key",), by_key=True)
+        with servers.manager(config, "spark-hash(string)") as manager:
+            epoch, task = manager.acquire(), task_name(0)
+            with open_attempt(config, task, None, epoch) as attempt:
+                prepared = attempt.prepare({"orders-0": 5, "orders-1": 6, "prices-0": 7, "prices-1": 8})
+            ids = manager.job_inputs(epoch).asked(prepared.input_offsets)()
+            manager.publish([replace(prepared, input_topic_ids=ids)])
+        servers.broker.delete("prices")
+        servers.broker.create("prices", 2)
+        with servers.manager(config, "spark-hash(string)") as manager:
+            epoch = manager.acquire(allow_skipped_input=True)
+            plan = Plan(config, by_key, Bound(no_rows), StructType(), lambda rows: rows, lambda rows, sequence: None)
+            found = json.loads(Driver(plan, manager, epoch).starting_offsets())
+    assert found == {"orders": {"0": 5, "1": 6}, "prices": {"0": -2, "1": -2}}
+
+
+def no_rows(batches: object, stores: object, context: object) -> Iterator[Any]:
+    """Yield nothing."""
+    yield from ()
 
 
 def test_a_later_batch_starts_where_the_one_before_ended(write: Write) -> None:
