@@ -81,13 +81,15 @@ RunStage = Callable[["DataFrame", Work], list[Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts of a query as the user declared them."""
+    """The parts of a query as the user declared them. ``shaped`` takes the steps after the state; before it,
+    ``completed`` gives stored rows the columns that an older version of the query did not have."""
 
     config: JobConfig
     partitioning: Partitioning
     bound: Bound
     schema: StructType
     shaped: Callable[[DataFrame], DataFrame]
+    completed: Callable[[DataFrame], DataFrame]
     output: Output
     on_batch: OnBatch | None = None
     run_stage: RunStage | None = None
@@ -502,7 +504,8 @@ class Driver:
         with contextlib.ExitStack() as kept:
             try:
                 if rows is None:
-                    rows = kept.enter_context(stored_rows(spark, self.plan.config, published, self.plan.schema))
+                    stored = kept.enter_context(stored_rows(spark, self.plan.config, published, self.plan.schema))
+                    rows = self.plan.completed(stored)
             except Exception:
                 self._manager.confirm()  # another owner may have removed the rows
                 raise

@@ -299,16 +299,16 @@ class StatefulQuery:
         return self._shaped(spark.createDataFrame([], parsed_schema(self._schema))).schema
 
     def _shaped(self, rows: DataFrame) -> DataFrame:
-        if self._steps:
-            rows = self._with_declared(rows)
         for step in self._steps:
             rows = step(rows)
         return rows
 
-    def _with_declared(self, rows: DataFrame) -> DataFrame:
+    def _completed(self, rows: DataFrame) -> DataFrame:
         """Add the declared columns that rows of an older version of the query lack, as nulls, for the steps."""
         from pyspark.sql import functions
 
+        if not self._steps:
+            return rows
         names = {name.lower() for name in rows.columns}
         lacking = [field for field in parsed_schema(self._schema) if field.name.lower() not in names]
         absent = {field.name: functions.lit(None).cast(field.dataType) for field in lacking}
@@ -326,6 +326,7 @@ class StatefulQuery:
             bound=bound,
             schema=parsed_schema(self._schema),
             shaped=self._shaped,
+            completed=self._completed,
             output=self._output,
             on_batch=self._on_batch,
             run_stage=run_stage,

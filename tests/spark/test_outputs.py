@@ -223,8 +223,10 @@ class Noting:
 
 
 def test_foreach(tmp_path: Path, spark: SparkSession) -> None:
-    """Foreach takes an object's methods or a function. The partitions of a sequence depend neither on Spark's parallelism
-    nor on the number of tasks, which a rescale may have changed."""
+    """Foreach takes an object's methods or a function. A sequence's partitions do not depend on Spark's parallelism.
+
+    Nor do they depend on the number of tasks, which a rescale may have changed.
+    """
     ForeachOutput(Noting(tmp_path), 2)(spark.range(0, 100, 1, 7), 5)
     ForeachOutput(Noting(tmp_path), 3)(spark.range(0, 100, 1, 2), 5)
     found = [json.loads(file.read_text()) for file in sorted(tmp_path.iterdir())]

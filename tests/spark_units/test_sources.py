@@ -113,9 +113,13 @@ def test_one_of_two_topics_was_created_again(tmp_path: Path) -> None:
         servers.broker.create("prices", 2)
         with servers.manager(config, "spark-hash(string)") as manager:
             epoch = manager.acquire(allow_skipped_input=True)
-            plan = Plan(config, by_key, Bound(no_rows), StructType(), lambda rows: rows, lambda rows, sequence: None)
+            plan = Plan(config, by_key, Bound(no_rows), StructType(), _same, _same, lambda rows, sequence: None)
             found = json.loads(Driver(plan, manager, epoch).starting_offsets())
     assert found == {"orders": {"0": 5, "1": 6}, "prices": {"0": -2, "1": -2}}
+
+
+def _same(rows: Any) -> Any:
+    return rows
 
 
 def no_rows(batches: object, stores: object, context: object) -> Iterator[Any]:
