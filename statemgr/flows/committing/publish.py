@@ -119,7 +119,7 @@ class _Publish:
         self._check_offsets()
         for commit in self.commits:
             self._check_base(commit)
-            check_young(config, services.ids, commit, partial(_age_in_store, services))
+            check_young(config, services.ids, commit, partial(age_in_store, services))
         with owner.explaining():
             staged = self._staged()  # 2
         publish_id = services.ids.checkpoint_id(), 1 + published.newest_sequence
@@ -332,7 +332,9 @@ def publish_now(
         )
 
 
-def _age_in_store(services: Services, blob_ids: Collection[str]) -> int:
+def age_in_store(services: Services, blob_ids: Collection[str]) -> int:
+    """How long ago the oldest of some blobs was written, in milliseconds by the store's clock. Raises: MissingBlob,
+    UnavailableError, AccessDenied."""
     blobs = services.blobs()
     oldest_ms = min(blobs.stat(blob_id).modified_ms for blob_id in blob_ids)
     return blobs.administration.time_ms() - oldest_ms

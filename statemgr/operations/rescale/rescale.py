@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from statemgr.config import JobConfig
@@ -34,11 +35,12 @@ from statemgr.errors import (
     PermissionNeeded,
     UnavailableError,
 )
-from statemgr.flows.committing.publish import publish_now
+from statemgr.flows.committing.limits import check_young
+from statemgr.flows.committing.publish import age_in_store, publish_now
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_serdes
-from statemgr.ids import source_topic, task_name
+from statemgr.ids import attempt_millis, source_topic, task_name
 from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, remove
 from statemgr.local.machine import moment
@@ -138,8 +140,12 @@ def rescale(
             owner.log = OfLayout(log, plan.after, {}, plan.records)
             keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]
-            for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
-                raise error  # no opening would remove these: the commits have added others
+            if built.carried:  # the commits have added others
+                oldest = min(commits, key=lambda commit: attempt_millis(commit.attempt) or 0)
+                carrying = replace(oldest, added_blobs=tuple(built.carried))
+                check_young(new.config, new.ids, carrying, partial(age_in_store, new))
+                for error in new.transfer().remove_ttl_all(built.carried).values():
+                    raise error  # no opening would remove these
             publish_now(owner, "the new layout", commits, batch=plan.output[1], evict=False)  # 7
         for name in sorted(path.name for path in root.iterdir()):
             if name != "lock":

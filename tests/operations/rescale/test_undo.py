@@ -125,6 +125,25 @@ def test_a_rescale_does_not_go_on_from_the_layout_of_another_one(job: Job, at: P
         assert {key: value for store in stores for key, value in store.range()} == {b"a": b"1", **keys}
 
 
+def test_what_was_stored_long_before_the_publish_may_be_garbage(job: Job) -> None:
+    """A rescale takes longer than garbage collection leaves uploads alone, and the job commits meanwhile. The last
+    uploads are young, but the first ones, which the new stores need as well, are not."""
+    clock = job.servers.clock
+
+    def commit(phase: Phase, subject: str) -> None:
+        if (phase, subject) == (Phase.STORED, "Partition 0/totals") and job.tasks() == {1}:
+            with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+                task.store("totals").put_many({b"%d" % number: b"2" for number in range(20)})  # of both new tasks
+                task.commit({"orders-0": 2})
+            clock.advance(13 * 3600)
+
+    with observed(commit), pytest.raises(RetryableError, match="its blobs may be deleted as garbage"):
+        job.rescale()
+    assert job.tasks() == {1}
+    job.rescale()
+    assert job.tasks() == {2}
+
+
 def test_the_ttls_of_the_layout_that_is_left_are_removed(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
