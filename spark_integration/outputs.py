@@ -169,7 +169,7 @@ class FileOutput:
         if job != self.job:
             raise InvalidError(
                 "another job writes to this directory, and its sequences have the same numbers",
-                hint=f"give each job its own directory, or write this job's name into {_FIRST} if it takes over",
+                hint="give each job its own directory",
                 path=self.path,
                 job=self.job,
                 other=job,

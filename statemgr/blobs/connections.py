@@ -46,6 +46,7 @@ class Connections:
     """
 
     def __init__(self, classes: dict[str, Any]) -> None:
+        self._lock = threading.Lock()
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._broken = False
         for scheme, pool in classes.items():
@@ -59,14 +60,24 @@ class Connections:
                 if connections._broken:
                     raise ConnectionAbortedError("the client is closed")
                 super().connect()
-                connections._open.add(self)
+                if not connections._added(self):
+                    self.close()
+                    raise ConnectionAbortedError("the client is closed")
 
         return Watched
 
+    def _added(self, connection: Any) -> bool:
+        """Note a new connection. Returns: whether it may be used."""
+        with self._lock:
+            self._open.add(connection)
+            return not self._broken
+
     def break_off(self) -> None:
         """Make requests in progress and later ones fail."""
-        self._broken = True
-        for connection in list(self._open):
+        with self._lock:
+            self._broken = True
+            found = list(self._open)
+        for connection in found:
             sock = connection.sock
             if sock is not None:
                 with suppress(OSError):

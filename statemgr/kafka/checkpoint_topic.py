@@ -53,9 +53,9 @@ class _Bounds:
 class _Seen:
     """Everything of the job below ``position``. The last read of it began at ``monotonic_s`` and ``wall_s``.
 
-    ``by_key``: a key (version 1), or the first bytes of the keys of a task's records (version 2) → its track. None
-    means that the key belongs to another job. ``newest``: what a read of all tasks returned last; None if records were
-    read since.
+    ``by_key``: the first bytes of the keys of a task's records → its track. None means that the key belongs to another
+    job. ``version_one``: the same by whole keys of version 1. ``newest``: what a read of all tasks returned last; None
+    if records were read since.
     """
 
     bounds: _Bounds
@@ -64,6 +64,7 @@ class _Seen:
     wall_s: float = 0.0
     tracks: dict[TrackId, Track] = field(default_factory=dict)
     by_key: dict[bytes, Track | None] = field(default_factory=dict)
+    version_one: dict[bytes, Track | None] = field(default_factory=dict)
     permits: dict[bytes, Permit] = field(default_factory=dict)
     offers: dict[OfferKey, Offer] = field(default_factory=dict)
     retired: dict[int, RetiredLayout] = field(default_factory=dict)
@@ -304,51 +305,55 @@ class CheckpointTopic:
         return track
 
     def _take_other(self, seen: _Seen, key: bytes, value: bytes | None, place: codecs.Place) -> bool:
-        """Take a record of the job that is no checkpoint. Returns: whether it is one of a known kind."""
+        """Take a record of the job that is no checkpoint. Of another job's, which newer software may have written, only
+        the key is decoded. Returns: whether it is one of a known kind."""
         this_job = self._config.job_name, self._config.job_id
         if is_permit(key):
-            permit = decode_permit(key, value, place)
+            permit = decode_permit(key, None, place)
             if value is None:
                 seen.permits.pop(key, None)
             elif (permit.job_name, permit.job_id) == this_job:
-                seen.permits[key] = permit
+                seen.permits[key] = decode_permit(key, value, place)
         elif is_offer(key):
-            at, offer = decode_offer(key, value, place)
-            if offer is None:
-                seen.offers.pop(at, None)
-            elif (at.job_name, at.job_id) == this_job:
-                seen.offers[at] = offer
+            at, _ = decode_offer(key, None, place)
+            if (at.job_name, at.job_id) == this_job:
+                _, offer = decode_offer(key, value, place)
+                if offer is None:
+                    seen.offers.pop(at, None)
+                else:
+                    seen.offers[at] = offer
         elif is_retired_layout(key):
-            retired = decode_retired_layout(key, value, place)
+            retired = decode_retired_layout(key, None, place)
             if (retired.job_name, retired.job_id) == this_job:
                 if value is None:
                     seen.retired.pop(retired.layout.generation, None)
                 else:
-                    seen.retired[retired.layout.generation] = retired
+                    seen.retired[retired.layout.generation] = decode_retired_layout(key, value, place)
         elif is_adopted_job(key):
-            of_job, adopted = decode_adopted_job(key, value, place)
+            of_job, _ = decode_adopted_job(key, None, place)
             if of_job == this_job:
-                seen.adopted = adopted
+                _, seen.adopted = decode_adopted_job(key, value, place)
         else:
             return False
         return True
 
     def _track(self, seen: _Seen, key: bytes, offset: int) -> Track | None:
-        for known in (key[:-_TAIL], key):
-            if known in seen.by_key:
-                found = seen.by_key[known]
-                if found is None and known is not key and not codecs.is_whole(key):
-                    break  # it may belong to this job
+        if key in seen.version_one:
+            return seen.version_one[key]
+        known = key[:-_TAIL]
+        if known in seen.by_key:
+            found = seen.by_key[known]
+            if found is not None or codecs.is_whole(key):  # otherwise it may belong to this job
                 return found
         at = codecs.decode_key(key, codecs.Place(self._topic, PARTITION, offset))
-        known = key if at.sequence is None else key[:-_TAIL]
+        tracks, known = (seen.version_one, key) if at.sequence is None else (seen.by_key, known)
         if (at.job_name, at.job_id) != (self._config.job_name, self._config.job_id):
-            seen.by_key[known] = None
+            tracks[known] = None
             return None
         if at.sequence is None and at.record_version != 1:
             raise self._corrupt(f"record version {at.record_version} is unknown (is newer software about?)", offset)
         of = TrackId(at.layout_generation, at.task, at.record_version)
-        track = seen.tracks[of] = seen.by_key[known] = Track(of, codecs.value_headers(of.version, of.task))
+        track = seen.tracks[of] = tracks[known] = Track(of, codecs.value_headers(of.version, of.task))
         return track
 
     def _corrupt(self, why: str, offset: int) -> CorruptRecord:

@@ -38,7 +38,8 @@ class Cancelled(RetryableError):
 
 
 class Room:
-    """Bounds the bytes in flight; a single larger piece goes alone. Safe to use from many threads.
+    """Bounds the bytes in flight; a single larger piece goes alone. Who comes first goes first, so that small pieces do
+    not keep a large one out. Safe to use from many threads.
 
     Args:
         most: bytes.
@@ -50,6 +51,7 @@ class Room:
         self._most = most
         self._patience_s = patience_s
         self._used = 0
+        self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
         #: Number of pieces that had to wait.
         self.waited = 0
@@ -58,13 +60,9 @@ class Room:
     def taken(self, size: int) -> Iterator[None]:
         """Take room for a piece of ``size`` bytes inside the block. Raises: RetryableError without room in time."""
         with self._changed:
-            if not self._fits(size):
+            if self._waiting or not self._fits(size):
                 self.waited += 1
-                if not wait_for(self._clock, self._changed, lambda: self._fits(size), self._patience_s):
-                    raise RetryableError(
-                        f"uploads of {self._used} bytes make no progress",
-                        hint="check the network and the blob store; the next commit has the changes of this one",
-                    )
+                self._wait(size)
             self._used += size
         try:
             yield
@@ -72,6 +70,24 @@ class Room:
             with self._changed:
                 self._used -= size
                 self._changed.notify_all()
+
+    def _wait(self, size: int) -> None:
+        turn = object()
+        self._waiting.append(turn)
+        try:
+            if not wait_for(
+                self._clock,
+                self._changed,
+                lambda: self._waiting[0] is turn and self._fits(size),
+                self._patience_s,
+            ):
+                raise RetryableError(
+                    f"uploads of {self._used} bytes make no progress",
+                    hint="check the network and the blob store; the next commit has the changes of this one",
+                )
+        finally:
+            self._waiting.remove(turn)
+            self._changed.notify_all()
 
     def _fits(self, size: int) -> bool:
         return self._used == 0 or self._used + size <= self._most

@@ -433,6 +433,11 @@ def test_what_each_answer_means() -> None:
         assert isinstance(meaning(proxy, "get", {}), UnavailableError)
     quota = json.dumps({"error": {"code": 403, "message": "Quota", "errors": [{"reason": "quotaExceeded"}]}}).encode()
     assert isinstance(gcs.meaning(Answer(403, {}, quota), "put", {}), UnavailableError)
+    missing = Answer(404, {}, b"No such object: my-bucket/orders/1/a-bucket/index")
+    assert isinstance(gcs.meaning(missing, "get", {}), MissingBlob)
+    assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
+    no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
+    assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ _KEYS_HINT = "check the application default credentials (GOOGLE_APPLICATION_CRED
 #: Reasons in a 403 that are no matter of rights.
 _BUSY = {"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "backendError", "internalError"}
 _RIGHTS = {
-    "put": "storage.objects.create", "get": "storage.objects.get", "stat": "storage.objects.get",
+    "put": "storage.objects.create", "piece": "storage.objects.create", "get": "storage.objects.get",
+    "stat": "storage.objects.get",
     "list": "storage.objects.list", "delete": "storage.objects.delete", "update": "storage.objects.update",
     "rules": "storage.buckets.get", "fix": "storage.buckets.update",
 }  # fmt: skip
@@ -112,9 +113,10 @@ class GcsBlobStore(CloudBlobStore):
         sent = 0
         for data in pieces(stream, size):
             headers = {"Content-Range": f"bytes {sent}-{sent + len(data) - 1}/{size}"}
-            answer = self._http.ask("PUT", url, headers, data, what="put", accept=(200, 201, _INCOMPLETE), blob=blob)
+            answer = self._http.ask("PUT", url, headers, data, what="piece", accept=(200, 201, _INCOMPLETE), blob=blob)
             sent += len(data)
-            if sent == size and answer.status == _INCOMPLETE:
+            kept = answer.headers.get("Range")
+            if answer.status == _INCOMPLETE and (sent == size or kept not in (None, f"bytes=0-{sent - 1}")):
                 raise UnavailableError("the server has not stored all of the blob", bucket=self._bucket, blob=blob)
 
     def _upload_url(self, kind: str, key: str) -> str:
@@ -322,12 +324,14 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = found[0] if found else _RIGHTS[what]
         hint = f"grant this account the rights in docs/security.md, or {_KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **where)
-    if status in (409, 412) and what in ("put", "get"):
+    if status in (409, 412) and what in ("put", "get", "piece"):
         return BlobExists("a blob of this name exists already", **where)
     if status in (409, 412):
         return UnavailableError(text, **where)  # somebody else changed the bucket
     if status in (404, 410):
-        if what in ("put", "list", "rules", "fix") or "bucket" in message.lower():
+        if what == "piece":  # the upload is gone, and begins again
+            return UnavailableError(text, **where)
+        if what in ("put", "list", "rules", "fix") or message.lower().startswith("the specified bucket"):
             return AccessDenied(text, hint="create the bucket, or correct blob.store.uri", **where)
         return MissingBlob("the blob does not exist", **where)
     if status == 400 and re.search(r"crc32c|md5|checksum|hash", message, re.IGNORECASE):

@@ -42,7 +42,7 @@ from statemgr.operations.adopt.copying import Copied, Copy, Counts, count
 from statemgr.operations.adopt.found import OldJob, OldStore, Request
 from statemgr.operations.adopt.local_copies import LocalCopies
 from statemgr.operations.adopt.look import look
-from statemgr.operations.adopt.old_topics import OldTopics
+from statemgr.operations.adopt.old_topics import Bounds, OldTopics
 from statemgr.operations.adopt.repeated import recorded, repeated
 from statemgr.operations.adopt.snapshots import AdoptedSnapshot, OldSnapshots, SnapshotCounts
 from statemgr.operations.adopt.target import check_target
@@ -192,6 +192,7 @@ class _Adopting:
             old.number,
             old.bounds.until(old.end),
             self.found.decoder(store, task),
+            f"{store.proof.kind.name}, TTL {self.found.ttls.get(store.name)}",
             store.proof.kind.remembers,
             self.progress,
         )
@@ -200,15 +201,17 @@ class _Adopting:
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
-        partition, end, bounds = (
-            store.partitions[task].number,
-            store.partitions[task].end,
-            store.partitions[task].bounds,
-        )
-        decoder = self.found.decoder(store, task)
+        partition, end = store.partitions[task].number, store.partitions[task].end
+        adopted, decoder = store.partitions[task].bounds.until(end), self.found.decoder(store, task)
+        left_out = replace(store.partitions[task].bounds, start=end)
 
         def read(writer: ChangeWriter | None) -> Counts:
-            # also if nothing is converted: a record without a key could never be restored
+            # also if nothing is converted: a record without a key could never be restored, nor be read by a fill
+            counts = plain(adopted, writer)
+            plain(left_out, None)
+            return counts
+
+        def plain(bounds: Bounds, writer: ChangeWriter | None) -> Counts:
             counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress, writer)
             if counts.converted or counts.skipped:
                 raise InvalidError(

@@ -28,6 +28,8 @@ from statemgr.services import Services
 
 #: Key of the header that the last record of each transaction has.
 HEADER = "statemgr-adopted"
+#: Key of a header next to it, with the form of keys and values.
+_FORM = "statemgr-adopted-as"
 #: Records and bytes of one transaction.
 _MOST_RECORDS = 100_000
 _MOST_BYTES = 64 * 1024 * 1024
@@ -164,6 +166,7 @@ class Copy:
         source, target: the old and the new changelog.
         partition: that of the new changelog; ``old_partition``: that of the old one.
         bounds: what to copy of the old one.
+        form: what decides how the decoder changes keys and values.
         remembers: whether the decoder has to take the records from the first on.
     """
 
@@ -177,6 +180,7 @@ class Copy:
     old_partition: int
     bounds: Bounds
     decoder: Decoder | None
+    form: str
     remembers: bool
     progress: Progress
 
@@ -238,9 +242,10 @@ class Copy:
 
     def _send(self, changes: list[Change], done: _Progress) -> None:
         *most, (key, value) = changes
+        headers = [done.header(), (_FORM, self.form.encode())]
         with self.publisher.transaction() as transaction:
             transaction.send_changes(self.target.name, self.partition, most)
-            transaction.send(self.target.name, key, value, partition=self.partition, headers=[done.header()])
+            transaction.send(self.target.name, key, value, partition=self.partition, headers=headers)
 
     def _done(self) -> _Progress | None:
         """How far an earlier copy has come; None if the new changelog has no records. Raises: PermissionNeeded."""
@@ -254,7 +259,16 @@ class Copy:
         return None
 
     def _progress_in(self, last: OldRecord) -> _Progress:
-        header = dict(last.headers).get(HEADER)
+        headers = dict(last.headers)
+        header, form = headers.get(HEADER), headers.get(_FORM, self.form.encode())
+        if header is not None and form != self.form.encode():
+            raise PermissionNeeded(
+                f"an earlier run has begun the copy as {(form or b'').decode()}; this one would go on as {self.form}",
+                hint="set what it had, or delete the new changelog and run it again",
+                topic=self.target.name,
+                partition=self.partition,
+                store=self.store,
+            )
         if header is not None:
             topic_id, offset, began_ms = json.loads(header)
             if topic_id == self.source.topic_id and offset <= self.bounds.end:

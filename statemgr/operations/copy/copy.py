@@ -62,11 +62,14 @@ def copy(
     names = [one.record.task for one in tasks]
     with Owner.take(target, log) as owner:  # 1
         check_new(target, log, only_settled=False)
-        layout = replace(tasks[0].record.layout, generation=1)
+        known = next((one.record.layout for one in tasks if one.record.layout.tasks), tasks[0].record.layout)
+        layout = replace(known, generation=1)
         permissions = Permissions(allow_empty_start=True)
         read_published(owner, layout, names, permissions)
         published = owner.published
         published.permits = ()  # they are for the first opening
+        outputs = [one.checkpoint.output_sequence for one in tasks if one.checkpoint.attachments]
+        published.sequence = max(outputs, default=0)  # the next output has the next number
         published.serdes = common_serdes(one.checkpoint for one in tasks)
         attempt = target.ids.attempt_id()  # its age limits the time of the copy
         copying = _Copying(source, target, published, attempt, progress)

@@ -78,7 +78,7 @@ def _check_config(
             hint="set another job.name or job.id: the copy would fence the job, which may be running",
             key="job.name",
         )
-    tasks = next(iter(records.values())).layout.tasks or source.config.tasks
+    tasks = max(record.layout.tasks for record in records.values()) or source.config.tasks
     if target.config.tasks != tasks:
         raise LayoutMismatch(
             f"the job has {tasks} tasks, but the job to copy to has {target.config.tasks}",

@@ -33,6 +33,7 @@ from statemgr.errors import (
     MissingError,
     MissingState,
     PermissionNeeded,
+    RetryableError,
     UnavailableError,
 )
 from statemgr.flows.committing.limits import check_young
@@ -125,6 +126,7 @@ def rescale(
         with disk_errors(root):
             begun = _Begun(root, tasks, checkpoint_id)
             built = _built(workshop, planned, begun, chosen, changelogs)  # 3
+        _check_age(new, built)
         with Owner.take(new, log, tasks=max(plan.before.tasks, tasks)) as owner:  # 4
             plan, as_of = planned()  # 5
             with disk_errors(root):
@@ -140,17 +142,29 @@ def rescale(
             owner.log = OfLayout(log, plan.after, {}, plan.records)
             keep_blobs(services, log, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]
-            if built.carried:  # the commits have added others
-                oldest = min(commits, key=lambda commit: attempt_millis(commit.attempt) or 0)
-                carrying = replace(oldest, added_blobs=tuple(built.carried))
-                check_young(new.config, new.ids, carrying, partial(age_in_store, new))
-                for error in new.transfer().remove_ttl_all(built.carried).values():
-                    raise error  # no opening would remove these
+            _check_age(new, built)
+            for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
+                raise error  # no opening would remove these: the commits have added others
             publish_now(owner, "the new layout", commits, batch=plan.output[1], evict=False)  # 7
         for name in sorted(path.name for path in root.iterdir()):
             if name != "lock":
                 remove(root / name)
     return Rescaled(built, published.checkpoints)
+
+
+def _check_age(new: Services, built: Built) -> None:
+    """Raises: RetryableError if garbage collection may delete blobs that later commits of the stores carry on."""
+    if built.carried:
+        oldest = min(built.commits(), key=lambda commit: attempt_millis(commit.attempt) or 0)
+        carrying = replace(oldest, added_blobs=tuple(built.carried))
+        try:
+            check_young(new.config, new.ids, carrying, partial(age_in_store, new))
+        except RetryableError as error:
+            raise RetryableError(
+                f"the rescale takes too long: {error.message}",
+                hint="nothing was published: run it again with more processes, or while the job commits less",
+                job=new.config.job_name,
+            ) from None
 
 
 def check(

@@ -20,6 +20,10 @@ from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
+from statemgr.model.jobs.adopted_job import AdoptedJob
+from statemgr.model.jobs.layouts import RetiredLayout
+from statemgr.model.jobs.offers import OfferKey
+from statemgr.model.jobs.permissions import Permissions, Permit
 from tests.blob_faults import ManualClock
 from tests.kafka_jobs import (
     EAGER,
@@ -92,6 +96,34 @@ def test_records_of_other_jobs_are_ignored(kafka: KafkaServer) -> None:
     key, _ = _bytes(a_record(other, 5))
     send(config, config.checkpoint_topic, [_bytes(a_record(config, 1)), (key, b"not a record")])
     assert [r.current.sequence for r in topic.read().values()] == [1]
+
+
+def test_what_newer_software_writes_for_other_jobs_is_ignored(kafka: KafkaServer) -> None:
+    """Of a permission, an offer, a retired layout or an adopted job of another job, a read decodes the key alone."""
+    config, topic = _new(kafka)
+    other = config.job_name, "2"
+    permit = Permit(*other, "Partition 0", "token", Permissions(), 0)
+    offer = OfferKey(*other, 0, "Partition 0", "totals", "1700-ab")
+    retired = RetiredLayout(*other, Layout(1, 1, "kafka-partition"), 0)
+    adopted = AdoptedJob("raw", "old", None, None, False, {}, (), {}, {}, {}).encoded(*other)[0]
+    keys = permit.key, offer.encoded(), retired.key, adopted
+    send(config, config.checkpoint_topic, [_bytes(a_record(config, 1)), *((key, b"newer") for key in keys)])
+    assert [r.current.sequence for r in topic.read().values()] == [1]
+    mine = Permit(config.job_name, config.job_id, "Partition 0", "token", Permissions(), 0).key
+    send(config, config.checkpoint_topic, [(mine, b"newer")])
+    with pytest.raises(CorruptRecord):
+        topic.read()
+
+
+def test_a_key_of_version_1_with_more_bytes_is_refused(kafka: KafkaServer) -> None:
+    """It is nobody's key, although it begins with that of a record."""
+    config, topic = _new(kafka)
+    key, value = _bytes(a_record(config, 1), version=1)
+    send(config, config.checkpoint_topic, [(key, value)])
+    assert len(topic.read()) == 1
+    send(config, config.checkpoint_topic, [(key + bytes(16), value)])
+    with pytest.raises(CorruptRecord):
+        topic.read()
 
 
 def test_the_newest_layout_generation_counts(kafka: KafkaServer) -> None:

@@ -75,6 +75,22 @@ def test_too_many_bytes_wait_for_those_on_their_way(blobs: FaultyBlobStore, open
     assert uploads.hedged_bytes.waited == 1
 
 
+def test_small_uploads_do_not_keep_a_large_one_out(blobs: FaultyBlobStore, open_uploads: Open) -> None:
+    """C7: who waits first goes first. Otherwise the uploads of other tasks could take all room as it becomes free."""
+    uploads, gate = open_uploads(), Gate()
+    blobs.faults["put"] = [gate]
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(uploads.put_hedged, "first", bytes(400))
+        assert gate.reached.wait(LIMIT_S)
+        large = pool.submit(uploads.put_hedged, "large", bytes(1000))
+        wait_until(lambda: uploads.hedged_bytes.waited == 1)
+        small = pool.submit(uploads.put_hedged, "small", bytes(10))
+        wait_until(lambda: uploads.hedged_bytes.waited == 2)
+        assert blobs.count("put") == 1
+        gate.open.set()
+        assert [one.result(LIMIT_S) for one in (first, large, small)] == ["first", "large", "small"]
+
+
 def test_no_room_in_time_is_an_error(blobs: FaultyBlobStore, open_uploads: Open) -> None:
     """C7, invariant 13: an upload that finds no room in time sends nothing and is an error, so commits end."""
     uploads, gate = open_uploads(patience_s=1.0), Gate()

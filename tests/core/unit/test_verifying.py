@@ -119,6 +119,21 @@ def test_a_copy_that_arrives_short_does_not_count() -> None:
     store.put("b", b"data", ttl_days=30)
 
 
+class CopiedBefore(CopyingShort):
+    """A store that has made a copy, and whose answer was lost."""
+
+    def copy_from(self, source: object, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
+        """Refuse to copy again."""
+        raise BlobExists("a blob of this name exists already", blob=blob_id)
+
+
+def test_a_copy_that_is_there_does_not_count() -> None:
+    """The caller then sends the bytes, which are compared with what is there."""
+    inner = CopiedBefore()
+    inner.put("a", b"12345", ttl_days=None)
+    assert not VerifyingBlobStore(inner).copy_from(inner, inner.stat("a"), "b", ttl_days=30)
+
+
 def test_it_always_says_that_uploads_are_checked() -> None:
     """A decorator around this one need not read back again."""
     assert VerifyingBlobStore(Unchecking()).checks_uploads

@@ -14,6 +14,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.errors import PermissionNeeded
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.operations.adopt import adopt as adopting
 from statemgr.operations.adopt import copying as adopt_copy
 from statemgr.operations.adopt.adopt import adopt
 from statemgr.operations.adopt.found import Request
@@ -164,6 +165,26 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
     run(old, no_progress)
     assert state(config)[0] == [{"totals": of} for of in STATE]
     assert len(committed(config, target)) == 2 * len(STATE[0]) + 2
+
+
+def test_an_interrupted_copy_does_not_go_on_in_another_form(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of two forms in one changelog would be read as one. The run with the earlier settings goes on."""
+    config = old.init(f"{job_of(old)}-new")
+    monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
+
+    def crash(what: str, done: int, total: int) -> None:
+        if what == "copy totals 0":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(old, crash)
+    with monkeypatch.context() as other:
+        real = adopt_copy.Copy
+        other.setattr(adopting, "Copy", lambda *given: real(*given[:10], "plain, TTL 1000", *given[11:]))
+        with pytest.raises(PermissionNeeded, match="this one would go on as plain, TTL 1000"):
+            run(old, no_progress)
+    run(old, no_progress)
+    assert state(config)[0] == [{"totals": of} for of in STATE]
 
 
 def test_a_job_does_not_start_while_its_adoption_is_not_over(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from statemgr.local.machine import SystemClock
 from statemgr.model.content import of_pairs
 from statemgr.operations.adopt.old_topics import OldTopics
 from tests.core.crash.test_kill import check_blobs
-from tests.old_jobs import ends, make, state, write
+from tests.old_jobs import ends, make, opened, state, write
 from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer
 
@@ -238,6 +238,19 @@ def test_in_place(old: Make) -> None:
     adopter.run("--write", "--in-place")
     assert ends(job.kafka, job.changelog) == before
     assert state(config)[0] == [{"counts": of} for of in job.expected]
+
+
+def test_in_place_leaves_out_what_was_not_committed(old: Make) -> None:
+    """Samza died after it had written changes, and before their checkpoint. The new job reads their input again, so the
+    copy that the first opening here takes does not have them, nor does what it publishes."""
+    job = old()
+    job.run(job.send(some_rows()))
+    write(job.kafka, job.changelog, 0, [(b"not committed", b"1")])
+    adopter = job.adopter()
+    config = adopter.init(f"{job.name}-new", "--in-place")
+    adopter.run("--write", "--in-place")
+    states, _, restored = opened(config)
+    assert (states, restored) == ([{"counts": of} for of in job.expected], {"local"})
 
 
 def test_what_is_refused(old: Make) -> None:

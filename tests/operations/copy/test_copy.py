@@ -208,12 +208,16 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     done = run(source, target, "--write")
     assert done.exit_code == 0, done.output
     with StateManager(target, "spark-hash(string)") as driver:
-        for checkpoint in driver.acquire().checkpoints.values():
+        epoch = driver.acquire()
+        for checkpoint in epoch.checkpoints.values():
             assert checkpoint is not None
-            assert checkpoint.batch == batch
+            assert (checkpoint.batch, checkpoint.output_sequence) == (batch, 1)
             attached = next(one for one in checkpoint.attachments if one.name == "output")
             assert attached.blob is not None
             assert read_attachment(target, attached) == output
+        later = [attempt(target, epoch, task, {b"by": b"1"}, 1, {"output": output}) for task in (TASK, OTHER)]
+        published = driver.publish(later, MicroBatch("query", 1, "1", "2", 78))
+    assert all(one.output_sequence > 1 for one in published.values()), "an output takes a number that it has for known"
     check_independent(source, target, (TASK, OTHER))
 
 
