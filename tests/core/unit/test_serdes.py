@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastavro
+import msgpack
 import pytest
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
@@ -49,6 +50,8 @@ def no_collection() -> Iterator[None]:
         ("msgpack", {"b": [1, None, "ü", b"\x00"], "a": 1.5, 7: True}["b"]),
         ("msgpack", {"b": b"\xff", "a": [1 << 63, -1]}),
         ("msgpack", {7: "x", 3: "y"}),
+        ("msgpack", msgpack.ExtType(5, b"x")),
+        ("msgpack", {msgpack.ExtType(5, b"x"): [msgpack.ExtType(6, b"y")]}),
     ],
 )
 def test_what_was_written_is_read(name: str, value: Any) -> None:
@@ -74,7 +77,7 @@ def test_equal_maps_have_equal_bytes(name: str) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}])
+@pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}, {(1, 2): "x"}, [{"a": {(): 1}}]])
 def test_what_does_not_fit_into_messagepack(value: object) -> None:
     """A value that MessagePack cannot represent is refused."""
     with pytest.raises(InvalidError, match="MessagePack"):
