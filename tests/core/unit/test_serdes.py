@@ -6,7 +6,9 @@ import gc
 import json
 import struct
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import msgpack
@@ -213,6 +215,24 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
     """A value of another type, or without a field, is refused."""
     with pytest.raises(InvalidError, match="schema"):
         avro_serde([FIRST]).serialize(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "logical", "odd", "plain"),
+    [
+        ("string", "uuid", "not-a-uuid", UUID(int=5)),
+        ("int", "date", 1 << 30, date(2026, 11, 27)),
+        ("int", "time-millis", 1 << 30, time(15, 2)),
+        ("long", "timestamp-millis", 1 << 62, datetime(2026, 11, 27, tzinfo=UTC)),
+    ],
+)
+def test_logical_values_that_could_not_be_read_are_refused(kind: str, logical: str, odd: object, plain: object) -> None:
+    """A value that its logical type cannot represent is refused when it is written."""
+    field = {"name": "x", "type": ["null", {"type": kind, "logicalType": logical}]}
+    chosen = avro_serde([json.dumps({"type": "record", "name": "R", "fields": [field]})])
+    assert chosen.deserialize(chosen.serialize({"x": plain})) == {"x": plain}
+    with pytest.raises(InvalidError, match="schema"):
+        chosen.serialize({"x": odd})
 
 
 @pytest.mark.parametrize("schemas", [[], ["{"], ['"nothing"'], ['{"type": "record"}'], [FIRST, "null"]])
