@@ -202,6 +202,24 @@ def test_members_share_the_tasks(tester: JobTester) -> None:
     assert (state(tester, ZERO), state(tester, ONE)) == ({b"b": b"1"}, {b"a": b"12"})
 
 
+def test_a_new_member_has_an_empty_disk() -> None:
+    """A member that joins after another one has left restores its task from a backend."""
+    opened: list[tuple[str, str]] = []
+
+    def note(task: Task) -> None:
+        opened.append((task.name, task.restored[0].factory))
+
+    with JobTester(CONFIG, append, on_open=note, members=2) as tester:
+        tester.send("orders", "a", "1", partition=1)
+        tester.commit()
+        tester.rebalance(members=1)
+        opened.clear()
+        tester.rebalance(members=2)
+        assert tester.owner(ONE) == 1
+        assert opened[-1] == (ONE, "kafka-changelog")
+        assert state(tester, ONE) == {b"a": b"1"}
+
+
 def test_more_members_than_tasks(tester: JobTester) -> None:
     """The third member has no task, and a crash of all members does no harm."""
     tester.rebalance(members=3)
