@@ -272,10 +272,14 @@ class JobConfig:
 
     @cached_property
     def most_record_bytes(self) -> int:
-        """Bytes of key, value and headers of the largest record that the producer takes."""
-        keys = ("kafka.producer.message.max.bytes", "kafka.message.max.bytes")
-        most = next((int(str(self._resolved(key))) for key in keys if key in self.values), _MESSAGE_MAX_BYTES)
-        return most - _OF_RECORD
+        """Bytes of key, value and headers of the largest record that the producer takes. Raises: ConfigError."""
+        for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
+            if key in self.values:
+                try:
+                    return int(str(self._resolved(key))) - _OF_RECORD
+                except ValueError:
+                    raise ConfigError(f"{key} must be a whole number of bytes", key=key) from None
+        return _MESSAGE_MAX_BYTES - _OF_RECORD
 
     def kafka_client(self, kind: ClientKind) -> dict[str, str | int | float | bool]:
         """Settings for one of librdkafka's clients, resolved and with secrets in plain text.

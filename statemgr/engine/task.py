@@ -33,6 +33,8 @@ from statemgr.stores.store import Store
 from statemgr.telemetry.task_metrics import TaskMetrics
 
 log = logging.getLogger(__name__)
+#: What Kafka's producer takes as a key, a value or a header.
+_SENT = (bytes, str, type(None))
 
 
 class Task:
@@ -148,11 +150,17 @@ class Task:
         """Send output in the transaction of the next commit.
 
         Raises: InvalidError for a record that is larger than the producer takes; RetryableError if too much output
-        waits for a commit.
+        waits for a commit; TypeError for what the producer does not take, which would fail each commit.
         """
         pairs = tuple(headers)
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise TypeError("headers must be a list of pairs of a name and its bytes")
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
+            raise TypeError(f"headers for the topic {topic} must be a list of pairs of a name and its bytes")
+        if pairs:
+            pairs = tuple((name, part) for name, part in pairs)  # the producer takes no lists as pairs
+        if not (isinstance(key, _SENT) and isinstance(value, _SENT) and all(isinstance(of, _SENT) for _, of in pairs)):
+            raise TypeError(f"keys, values and headers for the topic {topic} must be bytes, text or None")
+        if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
+            raise TypeError(f"a partition of the topic {topic} must be a whole number, not {partition!r}")
         self._coordinator.output.add(ProducedRecord(topic, key, value, partition, pairs))
 
     def drop_output(self) -> int:

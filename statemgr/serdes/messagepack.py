@@ -27,10 +27,16 @@ def _serialize(value: Any) -> bytes:
 
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
+        if any(_is_list(key) for key in value):
+            raise TypeError("a key of a map is a list")
         return {key: _ordered(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
+    if _is_list(value):
         return [_ordered(item) for item in value]
     return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not isinstance(value, msgpack.ExtType)
 
 
 def _deserialize(data: bytes) -> Any:

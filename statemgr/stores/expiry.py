@@ -60,12 +60,19 @@ class LiveView:
 
 
 class _LiveItems(Iterator[tuple[bytes, bytes]]):
+    """Like the scan below it, it goes on after a step that failed. A generator would end there."""
+
     def __init__(self, items: Items, live_at: Callable[[bytes, bytes], bytes | None], now: bytes) -> None:
         self._items = items
-        self._found = ((key, value) for key, stored in items if (value := live_at(stored, now)) is not None)
+        self._live_at = live_at
+        self._now = now
 
     def __next__(self) -> tuple[bytes, bytes]:
-        return next(self._found)
+        for key, stored in self._items:
+            value = self._live_at(stored, self._now)
+            if value is not None:
+                return key, value
+        raise StopIteration
 
     def close(self) -> None:
         self._items.close()

@@ -161,7 +161,7 @@ def _named(serde: Serde[T], what: str, opened: OpenStore) -> Serde[T]:
 
     def serialize(value: T) -> bytes:
         try:
-            return serde.serialize(value)
+            data = serde.serialize(value)
         except StatemgrError as error:
             error.with_where(**where)
             raise
@@ -171,6 +171,13 @@ def _named(serde: Serde[T], what: str, opened: OpenStore) -> Serde[T]:
                 hint=f"pass the type that the {what} serde takes, or configure another serde",
                 **where,
             ) from error
+        if data is None:  # which would delete the key
+            raise InvalidError(
+                f"the {what} serde of the store returned None instead of bytes",
+                hint="return bytes for every value, and call delete() to remove a key",
+                **where,
+            )
+        return data
 
     def deserialize(data: bytes) -> T:
         try:

@@ -278,8 +278,9 @@ class JobTester:
         del self._members[members:]
         for member in leaving:
             member.loop.stop()
-        for member in leaving:
+        for number, member in enumerate(leaving, members):
             member.end()
+            self._servers.lose_disk(_disk(number))  # a later member has the same number
         for member in leaving:
             member.raise_error()
         self._start(members)
@@ -307,7 +308,7 @@ class JobTester:
     def _start(self, members: int) -> None:
         """Start the members that are missing, and wait until the job rests."""
         while len(self._members) < members:
-            config = self._servers.on_disk(self.config, f"member-{len(self._members)}")
+            config = self._servers.on_disk(self.config, _disk(len(self._members)))
             self._members.append(_Member(config, self._application, self._servers))
         self._settle()
 
@@ -440,3 +441,8 @@ def _checked_members(members: int) -> int:
     if members < 1:
         raise InvalidError(f"a group cannot have {members} members", hint="give at least 1, or call stop()")
     return members
+
+
+def _disk(number: int) -> str:
+    """The name of the directory that a member has as its disk."""
+    return f"member-{number}"

@@ -84,10 +84,10 @@ class MemoryServers:
         assert self._directory is not None
         return JobConfig.from_mapping(config.to_mapping(), {"state.dir": str(self._directory / name)})
 
-    def lose_disk(self) -> None:
-        """Delete all local state, as on new machines."""
+    def lose_disk(self, name: str = "*") -> None:
+        """Delete the local state of this name, or all of it, as on new machines."""
         assert self._directory is not None
-        for directory in self._directory.iterdir():
+        for directory in self._directory.glob(name):
             rmtree(directory)
 
     def reconfigure(self, settings: Mapping[str, object]) -> JobConfig:

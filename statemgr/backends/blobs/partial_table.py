@@ -105,7 +105,8 @@ class Table:
             yield coming
         finally:
             with self.lock:
-                self.coming.pop(part.number, None)  # a read that needs all parts may write the same one
+                if self.coming.get(part.number) is coming:  # a read that needs all parts may write the same one
+                    del self.coming[part.number]
 
     def put(self, start: int, data: memoryview) -> None:
         """Write what a read needs to parts that are not verified."""

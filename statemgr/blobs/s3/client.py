@@ -81,10 +81,10 @@ def _descriptions() -> object:
     return botocore.session.get_session().get_component("data_loader")
 
 
-def parsed_time(text: str) -> datetime:
-    """The time in an answer: ISO 8601 in a list, RFC 9110 in a header. The SDK's own parser accepts more, and takes
-    fifty times as long, or a thousand times for a name of a list. Raises: ValueError."""
-    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+def parsed_time(text: Any) -> datetime:
+    """The time in an answer: ISO 8601 in a list, RFC 9110 in a header. The SDK's own parser accepts more, such as
+    numbers, and takes fifty times as long, or a thousand times for a name of a list. Raises: ValueError."""
+    for parse in (datetime.fromisoformat, parsedate_to_datetime) if isinstance(text, str) else ():
         try:
             time = parse(text)
         except ValueError:

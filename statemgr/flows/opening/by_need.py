@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from statemgr.errors import CorruptFile, MissingFile
+from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
 from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
@@ -98,7 +98,10 @@ def fetch_rest(
             except Exception as error:  # whatever it is: the store needs the rest
                 if str(error) != told and not worker.closing:
                     told = str(error)
-                    log.warning("%s: the rest of it cannot be fetched now: %s", identity, error)
+                    log.warning(
+                        "%s: the rest of it cannot be fetched now: %s", identity, error,
+                        exc_info=not isinstance(error, StatemgrError | OSError),
+                    )  # fmt: skip
                 worker.pause(_PAUSE_S)
             else:
                 seconds = services.clock.elapsed() - began

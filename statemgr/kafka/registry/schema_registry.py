@@ -7,6 +7,7 @@ message type). Source: Confluent's wire format of Schema Registry.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,7 +60,8 @@ class SchemaRegistry:
             raise PrerequisiteMissing(
                 f"the client of the Schema Registry needs the package {error.name}", hint=_PREREQUISITE
             ) from error
-        self._url = str(settings.get("url", ""))
+        #: For errors: the user and the password that it may contain are left out.
+        self._url = re.sub(r"//[^/\s@]*@", "//…@", str(settings.get("url", "")))
         if not self._url:
             hint = 'for example schema.registry.url = "http://localhost:8081"'
             raise ConfigError("schema.registry.url is not set", hint=hint, key="schema.registry.url")

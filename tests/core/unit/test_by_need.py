@@ -27,8 +27,10 @@ from statemgr.local.rocksdb import partial
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.partial import Hole, PartialStore
 from statemgr.local.rocksdb.table_format import tail_offsets
+from statemgr.local.sparse_file import SparseFile
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.hashing import content_hash
+from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.ports import RestoreRequest, no_progress
 from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
@@ -451,3 +453,18 @@ def test_a_store_whose_disk_was_full_goes_on_when_it_is_whole(
     assert BRIEF not in found.store._values
     found.store.close()
     services.close()
+
+
+def test_a_fill_that_ends_leaves_the_count_of_another(tmp_path: Path) -> None:
+    """While two fills write the same part, the end of the first does not hide what the second has written."""
+    ref = BlobRef("blob", 8, content_hash(b""))
+    file = FileIndex("1.sst", 8, content_hash(b""), parts=(ref,))
+    local = SparseFile(tmp_path / "1.sst", 8)
+    table = partial_table.Table(file, Tail(8, content_hash(b"")), local, bytearray(1))
+    first = table.filled(table.parts[0])
+    first.__enter__()
+    with table.filled(table.parts[0]) as coming:
+        coming.add(8)
+        first.__exit__(None, None, None)
+        assert table.is_written(0, 8)
+    assert not table.is_written(0, 8)

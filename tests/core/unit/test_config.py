@@ -395,6 +395,16 @@ def test_each_client_gets_the_shared_settings_and_its_own() -> None:
     assert config.kafka_client("admin") == {"bootstrap.servers": "a:1,b:2", "client.id": "shared"}
 
 
+@pytest.mark.parametrize("value", [2e6, "abc", "", True])
+@pytest.mark.parametrize("key", ["kafka.message.max.bytes", "kafka.producer.message.max.bytes"])
+def test_the_size_of_records_is_a_whole_number(key: str, value: object) -> None:
+    """Another value raises an error that names the key."""
+    config = JobConfig.from_mapping({"job.name": "orders", key: value})
+    with pytest.raises(ConfigError, match=f"{key} must be a whole number of bytes") as caught:
+        _ = config.most_record_bytes
+    assert caught.value.where["key"] == key
+
+
 def test_a_client_without_brokers_is_a_clear_error() -> None:
     """Only clients need `kafka.bootstrap.servers`, so its absence is an error when one is configured."""
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers"):

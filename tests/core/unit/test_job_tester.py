@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
@@ -201,6 +202,24 @@ def test_members_share_the_tasks(tester: JobTester) -> None:
     assert (state(tester, ZERO), state(tester, ONE)) == ({b"b": b"1"}, {b"a": b"12"})
 
 
+def test_a_new_member_has_an_empty_disk() -> None:
+    """A member that joins after another one has left restores its task from a backend."""
+    opened: list[tuple[str, str]] = []
+
+    def note(task: Task) -> None:
+        opened.append((task.name, task.restored[0].factory))
+
+    with JobTester(CONFIG, append, on_open=note, members=2) as tester:
+        tester.send("orders", "a", "1", partition=1)
+        tester.commit()
+        tester.rebalance(members=1)
+        opened.clear()
+        tester.rebalance(members=2)
+        assert tester.owner(ONE) == 1
+        assert opened[-1] == (ONE, "kafka-changelog")
+        assert state(tester, ONE) == {b"a": b"1"}
+
+
 def test_more_members_than_tasks(tester: JobTester) -> None:
     """The third member has no task, and a crash of all members does no harm."""
     tester.rebalance(members=3)
@@ -308,12 +327,20 @@ def test_it_works_only_in_its_block() -> None:
 
 
 def test_output_is_refused_as_by_a_broker() -> None:
-    """Text is encoded. A record that is too large, a wrong topic and headers that are not pairs end the job."""
+    """Text is encoded. A record that is too large, a wrong topic and what the producer does not take end the job."""
     ways: dict[bytes, Callable[[Task], None]] = {
         b"text": lambda task: task.produce("out", "é", "é", headers=[("a", "é")]),  # type: ignore[arg-type,list-item]
         b"large": lambda task: task.produce("out", b"a", b"x" * 1_000_000),
         b"topic": lambda task: task.produce("no such topic!", b"a", b"x"),
         b"headers": lambda task: task.produce("out", b"a", b"x", headers={"a": b"x"}),  # type: ignore[arg-type]
+        b"name": lambda task: task.produce("out", b"a", b"x", headers=[(cast("Any", b"a"), b"x")]),
+        b"lists": lambda task: task.produce("out", b"a", b"x", headers=[["a", b"x"]]),  # type: ignore[list-item]
+        b"key": lambda task: task.produce("out", cast("Any", 5), b"x"),
+        b"value": lambda task: task.produce("out", b"a", cast("Any", ["x"])),
+        b"mutable": lambda task: task.produce("out", b"a", cast("Any", bytearray(b"x"))),
+        b"header": lambda task: task.produce("out", b"a", b"x", headers=[("a", cast("Any", 5))]),
+        b"bool": lambda task: task.produce("out", b"a", b"x", partition=True),
+        b"partition": lambda task: task.produce("out", b"a", b"x", partition=cast("Any", "0")),
     }
 
     def process(task: Task, message: Message) -> None:
@@ -331,8 +358,14 @@ def test_output_is_refused_as_by_a_broker() -> None:
         run("large")
     with pytest.raises(InvalidError, match="Invalid topic"):
         run("topic")
-    with pytest.raises(TypeError, match="list of"):
-        run("headers")
+    for odd in ("headers", "name"):
+        with pytest.raises(TypeError, match="topic out must be a list of"):
+            run(odd)
+    (listed,) = run("lists")
+    assert listed.headers == (("a", b"x"),)
+    for odd in ("key", "value", "mutable", "header", "bool", "partition"):
+        with pytest.raises(TypeError, match="the topic out must be"):
+            run(odd)
     assert len(run("large", **{"kafka.message.max.bytes": 3_000_000})) == 1
 
 

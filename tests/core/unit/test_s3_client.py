@@ -26,10 +26,12 @@ from statemgr.version import __version__
         "Fri, 27 Nov 2026 15:02:16 GMT",
         "Fri, 27 Nov 2026 16:02:16 +0100",
         "1795791736",
+        1795791736,
+        1795791736.5,
         "Fri Nov 27 15:02:16 2026 UTC",
     ],
 )
-def test_a_time_is_what_the_sdk_reads(text: str) -> None:
+def test_a_time_is_what_the_sdk_reads(text: str | float) -> None:
     """The times in lists and headers, and forms that no known server sends, mean the same to both."""
     assert parsed_time(text) == parse_timestamp(text)
 

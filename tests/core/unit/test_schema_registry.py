@@ -76,6 +76,15 @@ def test_a_schema_has_to_be_registered(registry: SchemaRegistry) -> None:
         registry.json_schema("orders-value")
 
 
+def test_errors_do_not_show_the_password_of_a_url() -> None:
+    """The errors name the registry without the user and the password in its URL."""
+    registry = SchemaRegistry({"url": "http://ann:a-secret-word@127.0.0.1:1", "max.retries": 0})
+    with pytest.raises(UnavailableError) as error:
+        registry.subjects()
+    assert error.value.where["registry"] == "http://…@127.0.0.1:1"
+    assert "secret" not in str(error.value)
+
+
 def test_json_is_checked_against_its_schema(registry: SchemaRegistry) -> None:
     """Values are checked when they are written and when they are read."""
     schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'

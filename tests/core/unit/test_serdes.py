@@ -6,9 +6,12 @@ import gc
 import json
 import struct
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, time
 from typing import Any
+from uuid import UUID
 
 import fastavro
+import msgpack
 import pytest
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
@@ -49,6 +52,8 @@ def no_collection() -> Iterator[None]:
         ("msgpack", {"b": [1, None, "ü", b"\x00"], "a": 1.5, 7: True}["b"]),
         ("msgpack", {"b": b"\xff", "a": [1 << 63, -1]}),
         ("msgpack", {7: "x", 3: "y"}),
+        ("msgpack", msgpack.ExtType(5, b"x")),
+        ("msgpack", {msgpack.ExtType(5, b"x"): [msgpack.ExtType(6, b"y")]}),
     ],
 )
 def test_what_was_written_is_read(name: str, value: Any) -> None:
@@ -74,7 +79,7 @@ def test_equal_maps_have_equal_bytes(name: str) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}])
+@pytest.mark.parametrize("value", [object(), 1 << 70, {1: 1, "a": 1}, {(1, 2): "x"}, [{"a": {(): 1}}]])
 def test_what_does_not_fit_into_messagepack(value: object) -> None:
     """A value that MessagePack cannot represent is refused."""
     with pytest.raises(InvalidError, match="MessagePack"):
@@ -210,6 +215,24 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
     """A value of another type, or without a field, is refused."""
     with pytest.raises(InvalidError, match="schema"):
         avro_serde([FIRST]).serialize(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "logical", "odd", "plain"),
+    [
+        ("string", "uuid", "not-a-uuid", UUID(int=5)),
+        ("int", "date", 1 << 30, date(2026, 11, 27)),
+        ("int", "time-millis", 1 << 30, time(15, 2)),
+        ("long", "timestamp-millis", 1 << 62, datetime(2026, 11, 27, tzinfo=UTC)),
+    ],
+)
+def test_logical_values_that_could_not_be_read_are_refused(kind: str, logical: str, odd: object, plain: object) -> None:
+    """A value that its logical type cannot represent is refused when it is written."""
+    field = {"name": "x", "type": ["null", {"type": kind, "logicalType": logical}]}
+    chosen = avro_serde([json.dumps({"type": "record", "name": "R", "fields": [field]})])
+    assert chosen.deserialize(chosen.serialize({"x": plain})) == {"x": plain}
+    with pytest.raises(InvalidError, match="schema"):
+        chosen.serialize({"x": odd})
 
 
 @pytest.mark.parametrize("schemas", [[], ["{"], ['"nothing"'], ['{"type": "record"}'], [FIRST, "null"]])

@@ -13,7 +13,9 @@ from statemgr.errors import ClosedError, DiskFull, InvalidError
 from statemgr.local.change_buffer import _Generation
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
+from statemgr.serdes import SERDES, Serde
 from statemgr.stores import open_store
+from statemgr.stores.store import Store
 from statemgr.stores.write_buffer import BATCH_BYTES
 from tests.open_stores import CommittedStore
 
@@ -275,3 +277,16 @@ def test_a_store_of_integers_and_avro_values(open_one: Open) -> None:
     assert [value["count"] for _, value in newer.store.range()] == [1, 9, 3]
     newer.store.delete_range(0)
     assert [key for key, _ in newer.store.range()] == [-1]
+
+
+def test_a_serde_that_returns_none_deletes_nothing(open_one: Open) -> None:
+    """A put with a serde that returns None is refused, and the key keeps its value."""
+    job = open_one()
+    job.store.put(b"a", b"1")
+    nothing: Serde[bytes] = Serde(lambda value: None, bytes)  # type: ignore[arg-type,return-value]
+    by_value, by_key = Store(job.opened, SERDES["bytes"], nothing), Store(job.opened, nothing, SERDES["bytes"])
+    for store, what in ((by_value, "value"), (by_key, "key")):
+        for put in (lambda store=store: store.put(b"a", b"2"), lambda store=store: store.put_many({b"a": b"2"})):
+            with pytest.raises(InvalidError, match=f"the {what} serde of the store returned None.*store=totals"):
+                put()
+    assert job.store.get(b"a") == b"1"

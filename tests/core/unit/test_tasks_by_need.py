@@ -267,12 +267,14 @@ def test_damage_leads_to_a_restore_of_the_whole_state(servers: MemoryServers, ga
 
 
 def test_the_rest_is_tried_again_after_any_error_that_may_pass(
-    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Credentials that are refused for a while do not leave the store without its rest for ever."""
+    """Credentials that are refused for a while do not leave the store without its rest for ever. The log has the trace
+    of an error that nobody expects."""
     state = publish(servers)
     monkeypatch.setattr(flow, "_PAUSE_S", 0.01)
-    fetch_rest, failures = PartialTables.fetch_rest, [OSError("no descriptors"), AccessDenied("refused")]
+    fetch_rest = PartialTables.fetch_rest
+    failures = [OSError("no descriptors"), AccessDenied("refused"), KeyError("a mistake")]
 
     def refused(tables: PartialTables, check: Callable[[], None]) -> None:
         if failures:
@@ -284,6 +286,8 @@ def test_the_rest_is_tried_again_after_any_error_that_may_pass(
     with opened(servers, "second") as (_, task):
         wait_until(lambda: is_whole(task))
         assert content(task) == state
+    lines = [record for record in caplog.records if "cannot be fetched now" in record.message]
+    assert [bool(line.exc_info) for line in lines] == [True, False, False]
 
 
 def test_a_task_that_closes_has_lost_nothing(

@@ -8,13 +8,16 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
 
 from statemgr import Task
-from statemgr.errors import ConfigError, CorruptError
+from statemgr.errors import ConfigError, CorruptError, RetryableError
+from statemgr.model.expiry import expiry_bytes
 from statemgr.model.plan import check_ttl
+from statemgr.ports import StoreIdentity
 from statemgr.stores import expiry
 from statemgr.testing import JobTester
 from tests.model_samples import CHECKPOINT
@@ -186,3 +189,34 @@ def test_a_value_without_an_expiry_is_corrupt(tmp_path: Path) -> None:
         assert job.opened.content.get(b"k") == b"short"
     finally:
         job.close()
+
+
+class Interrupted(Iterator[tuple[bytes, bytes]]):
+    """A store that is scanned once. The second step fails, and succeeds when it is repeated."""
+
+    def __init__(self) -> None:
+        self._steps: list[bytes | Exception] = [b"a", RetryableError("not now"), b"b"]
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Interrupted:
+        return self
+
+    def __next__(self) -> tuple[bytes, bytes]:
+        if not self._steps:
+            raise StopIteration
+        step = self._steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step, expiry_bytes(MINUTE_MS) + b"1"
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_scan_goes_on_after_a_step_that_failed() -> None:
+    """A step that failed can be repeated, and no entry is left out."""
+    view = expiry.LiveView(StoreIdentity("orders", "1", "Partition 0", "seen"), cast("Any", Interrupted()), lambda: 0)
+    items = view.scan(None, None)
+    assert next(items) == (b"a", b"1")
+    with pytest.raises(RetryableError):
+        next(items)
+    assert list(items) == [(b"b", b"1")]
