@@ -182,7 +182,9 @@ class SharedRoot:
         self._owner: Owner | None = None
         #: Roots that this object has left because their lock was held, and its owners there.
         self._left: list[tuple[Path, Owner | None]] = []
-        self._leaving = threading.Lock()
+        #: Held by the thread that has the lock file, or waits for it: a thread may not leave a root in which another
+        #: one works.
+        self._turn = threading.Lock()
 
     def _exists(self) -> bool:
         """Raises: InvalidError if a level of the path is a link; OSError."""
@@ -192,7 +194,7 @@ class SharedRoot:
     def _holding_lock(self) -> Iterator[None]:
         """Create what is missing, and hold the lock. If another process holds it for a minute, this object goes on in
         another root, which is empty at first. Raises: InvalidError, OSError."""
-        with ExitStack() as held:
+        with self._turn, ExitStack() as held:
             while True:
                 root = durable.make_private(self._base, *self._levels, inside=self.parts)
                 try:
@@ -200,19 +202,17 @@ class SharedRoot:
                 except UnavailableError as error:
                     self._leave(root, error)
                     continue
-                if is_in_place and root == self._root:
+                if is_in_place:
                     break
-                held.close()  # another process has removed this root meanwhile, or another thread has left it
+                held.close()  # another process has removed this root meanwhile
             yield
 
     def _leave(self, root: Path, why: UnavailableError) -> None:
-        with self._leaving:
-            if root == self._root:
-                log.warning("%s; this process goes on without the local copies there, in %s", why, root / _ASIDE)
-                self._left.append((root, self._owner))
-                self._owner = None
-                self._levels += (_ASIDE,)
-                self._root = root / _ASIDE
+        log.warning("%s; this process goes on without the local copies there, in %s", why, root / _ASIDE)
+        self._left.append((root, self._owner))
+        self._owner = None
+        self._levels += (_ASIDE,)
+        self._root = root / _ASIDE
 
     def _remove_aside(self) -> None:
         """Remove the root aside when nobody uses it any more. The caller holds the lock."""
