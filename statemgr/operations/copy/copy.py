@@ -97,7 +97,8 @@ class _Copying:
         for one in tasks:
             for store in one.stores.values():
                 blobs |= store.blobs
-                parts |= store.parts
+                for name, found in store.parts.items():  # stores share blobs
+                    parts[name] = [*parts.get(name, ()), *found]
             for attachment in one.checkpoint.attachments:
                 if attachment.blob is not None:
                     name = self._renamed(attachment.blob.blob_id)

@@ -49,6 +49,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run_
 
 
+def flipped(data: bytes) -> bytes:
+    """Return the bytes with another first bit."""
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
 def new_job(config: JobConfig, directory: Path, **changes: object) -> JobConfig:
     """The same configuration for another job, on another machine."""
     return with_changes(config, job__name=f"{config.job_name}-new", state__dir=str(directory / "new"), **changes)
@@ -192,6 +197,28 @@ def test_a_file_store_copies_by_hard_link(kafka: KafkaServer, tmp_path: Path, ru
         assert any(path.stat().st_nlink == 1 for path in shared), "the source has deleted its own names of some"
     check_state(target, state)
     check_independent(source, target)
+
+
+def test_a_damaged_part_of_a_shared_blob_is_found(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stores share a blob, and a byte of the first one is wrong. A copy that reads the blob compares the bytes of
+    each store, and takes the state from elsewhere: from this machine's own copies."""
+    source = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, stores__names__value__serde="bytes")
+    rows = {b"key-%d" % number: random.Random(number).randbytes(50_000) for number in range(3)}
+    with StateManager(source) as manager, manager.open_task(TASK) as task:
+        for number, (key, value) in enumerate(rows.items()):
+            for store in ("totals", "names"):
+                task.store(store).put(key, value)
+            task.commit({"orders-0": number})
+    shared = max(path for path in (tmp_path / "blobs").rglob("*") if "_segments" in path.parts and path.is_file())
+    shared.write_bytes(flipped(shared.read_bytes()))
+    monkeypatch.setattr(FileBlobStore, "copy_from", lambda *_, **more: False)
+    target = new_job(source, tmp_path)
+    done = run(source, target, "--write")
+    assert done.exit_code == 0, done.output
+    there = elsewhere(target, tmp_path / "there", "blob-store")
+    assert contents(there)[0] == {"totals": rows, "names": rows}
 
 
 def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
