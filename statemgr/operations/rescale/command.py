@@ -121,7 +121,7 @@ def _rescale(
                 except BrokenProcessPool as error:
                     hint = "run it again: it continues; a machine with more memory, or --parallel 1, helps"
                     raise UnavailableError("a process that took part was killed", hint=hint) from error
-    edit, saved = _save(edit) if write else (edit, None)
+    edit, saved = _save(edit, write=write)
     if call.as_json:
         print_json(_fields(plan, done, checked, saved))
     else:
@@ -134,7 +134,7 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
     changes = changes_in_force(call.config, records)
     edit = _edit(call.config, changes) if changes else None
-    edit, saved = _save(edit) if write else (edit, None)
+    edit, saved = _save(edit, write=write)
     if call.as_json:
         print_json({"written": False, "tasks": tasks, "before": tasks, "configuration": changes, "saved_as": saved})
         return
@@ -157,7 +157,7 @@ def _undo(call: Call, *, write: bool) -> None:
         if write:
             with call.progress() as progress:
                 plan, published = undo(services, log, open_services, progress, call.checkpoint_id)
-    edit, saved = _save(edit) if write else (edit, None)
+    edit, saved = _save(edit, write=write)
     if call.as_json:
         print_json(_undo_fields(plan, published, saved))
         return
@@ -185,12 +185,12 @@ def _edit(config: JobConfig, changes: Mapping[str, int | str]) -> TomlEdit | Non
         return None
 
 
-def _save(edit: TomlEdit | None) -> tuple[TomlEdit | None, str | None]:
-    """Write the file; if that fails, say why. The new layout is current in any case.
+def _save(edit: TomlEdit | None, *, write: bool) -> tuple[TomlEdit | None, str | None]:
+    """With ``write``, write the file; if that fails, say why. The new layout is current in any case.
 
     Returns: the change, or None if only the user can make it; and where the old file is now, if it was written.
     """
-    if edit is None or edit.old == edit.new:
+    if not write or edit is None or edit.old == edit.new:
         return edit, None
     saved = edit.path.with_name(f"{edit.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.before-rescale")
     try:
