@@ -201,30 +201,28 @@ class _Adopting:
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
-        partition, end = store.partitions[task].number, store.partitions[task].end
-        adopted, decoder = store.partitions[task].bounds.until(end), self.found.decoder(store, task)
-        left_out = replace(store.partitions[task].bounds, start=end)
+        old, decoder = store.partitions[task], self.found.decoder(store, task)
 
         def read(writer: ChangeWriter | None) -> Counts:
             # also if nothing is converted: a record without a key could never be restored, nor be read by a fill
-            counts = plain(adopted, writer)
-            plain(left_out, None)
+            counts = plain(old.bounds.until(old.end), writer)
+            plain(replace(old.bounds, start=old.end), None)  # what is left out
             return counts
 
         def plain(bounds: Bounds, writer: ChangeWriter | None) -> Counts:
-            counts = count(self.old, store.name, store.topic, partition, bounds, decoder, self.progress, writer)
+            counts = count(self.old, store.name, store.topic, old.number, bounds, decoder, self.progress, writer)
             if counts.converted or counts.skipped:
                 raise InvalidError(
                     f"{counts.converted + counts.skipped} records are in a form of {self.found.origin.title} that the "
                     "new job would not understand",
                     hint="use `statemgr adopt` without `--in-place`: it converts the records while it copies them",
                     topic=store.topic.name,
-                    partition=partition,
+                    partition=old.number,
                 )
             return counts
 
         counts = self.copies.along(store.name, task, read)
-        return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, partition, end), counts)
+        return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, old.number, old.end), counts)
 
 
 def _commits(
