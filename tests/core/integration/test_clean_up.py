@@ -16,6 +16,19 @@ from tests.commits import TASK, attempt, blob_files, commit, current, totals
 from tests.jobs import job_mapping, with_changes
 from tests.servers import KafkaServer
 
+CHANGELOG = ["kafka-changelog"]
+
+
+def refuse(self: FileBlobStore, blob_id: str) -> None:
+    """Take the place of a method of the blob store."""
+    raise AccessDenied("told to", blob=blob_id)
+
+
+def without_blobs(config: JobConfig) -> JobConfig:
+    """Return the job with changelogs alone, and without a blob store."""
+    mapping = {key: value for key, value in config.to_mapping().items() if not key.startswith("blob.")}
+    return JobConfig.from_mapping(mapping | {"task.backup.factories": CHANGELOG, "task.restore.factories": CHANGELOG})
+
 
 def test_a_job_that_has_left_blobs_behind_commits(
     kafka: KafkaServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -24,9 +37,7 @@ def test_a_job_that_has_left_blobs_behind_commits(
     fails."""
     both = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
     commit(both, {b"a": b"1"}, 1)
-    mapping = {key: value for key, value in both.to_mapping().items() if not key.startswith("blob.")}
-    changelog = ["kafka-changelog"]
-    alone = JobConfig.from_mapping(mapping | {"task.backup.factories": changelog, "task.restore.factories": changelog})
+    alone = without_blobs(both)
     with caplog.at_level(logging.WARNING, logger="statemgr"):
         commit(alone, {b"b": b"2"}, 2)
     assert caplog.text.count("the job no longer uses blob-store") == 1
@@ -34,7 +45,7 @@ def test_a_job_that_has_left_blobs_behind_commits(
     assert set(checkpoint.state_checkpoint_markers) == {"kafka-changelog"}
     assert totals(alone, "kafka-changelog")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
     # and back: the blob store gets the complete state again
-    commit(with_changes(both, task__restore__factories=changelog), {}, 4)
+    commit(with_changes(both, task__restore__factories=CHANGELOG), {}, 4)
     assert totals(both, "blob-store")[TASK] == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
@@ -45,9 +56,6 @@ def test_a_ttl_that_was_outstanding_when_the_blob_store_went(
     configuration. The blobs expire, as the documentation says, and commits go on after a third of the TTL, too."""
     both = JobConfig.from_mapping(job_mapping(kafka, tmp_path))
 
-    def refuse(self: FileBlobStore, blob_id: str) -> None:
-        raise AccessDenied("told to", blob=blob_id)
-
     with monkeypatch.context() as patch:
         patch.setattr(FileBlobStore, "remove_ttl", refuse)
         for number in (1, 2):
@@ -55,9 +63,7 @@ def test_a_ttl_that_was_outstanding_when_the_blob_store_went(
     record = current(both)
     assert record is not None
     assert record.current.outstanding_ttl
-    mapping = {key: value for key, value in both.to_mapping().items() if not key.startswith("blob.")}
-    changelog = ["kafka-changelog"]
-    alone = JobConfig.from_mapping(mapping | {"task.backup.factories": changelog, "task.restore.factories": changelog})
+    alone = without_blobs(both)
     monkeypatch.setattr(clean_up, "DAY_MS", 0)
     assert not commit(alone, {b"b": b"2"}, 3).outstanding_ttl
     commit(alone, {b"c": b"3"}, 4)
@@ -67,9 +73,6 @@ def test_outstanding_ttls_stay_few(kafka: KafkaServer, tmp_path: Path, monkeypat
     """Invariant 13: only the newest checkpoint lists outstanding TTLs, and a commit that would list too many is
     refused."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), task__checkpoint__retained=3))
-
-    def refuse(self: FileBlobStore, blob_id: str) -> None:
-        raise AccessDenied("told to", blob=blob_id)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileBlobStore, "remove_ttl", refuse)

@@ -148,10 +148,8 @@ def test_changelogs_with_records_of_others_are_not_copied_over(kafka: KafkaServe
     assert committed(config, target) == [(b"theirs", b"1")]
 
 
-def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash between two transactions of the copy, the next run copies the rest, and copies nothing twice."""
-    config = old.init(f"{job_of(old)}-new")
-    target = config.stores["totals"].changelog_topic
+def interrupt(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crash after the first transaction of the first copy."""
     monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
 
     def crash(what: str, done: int, total: int) -> None:
@@ -160,6 +158,13 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(KeyboardInterrupt):
         run(old, crash)
+
+
+def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash between two transactions of the copy, the next run copies the rest, and copies nothing twice."""
+    config = old.init(f"{job_of(old)}-new")
+    target = config.stores["totals"].changelog_topic
+    interrupt(old, monkeypatch)
     partly = committed(config, target)
     assert 0 < len(partly) < 1002
     run(old, no_progress)
@@ -170,14 +175,7 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
 def test_an_interrupted_copy_does_not_go_on_in_another_form(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of two forms in one changelog would be read as one. The run with the earlier settings goes on."""
     config = old.init(f"{job_of(old)}-new")
-    monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
-
-    def crash(what: str, done: int, total: int) -> None:
-        if what == "copy totals 0":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(old, crash)
+    interrupt(old, monkeypatch)
     with monkeypatch.context() as other:
         real = adopt_copy.Copy
         other.setattr(adopting, "Copy", lambda *given: real(*given[:10], "plain, TTL 1000", *given[11:]))
@@ -191,14 +189,7 @@ def test_a_job_does_not_start_while_its_adoption_is_not_over(old: Adopter, monke
     """FAULT 60, invariant 8: an adoption was killed in its first partition, and somebody starts the job. No task
     starts, not even one whose new changelog has no record yet, until the adoption is continued or revoked."""
     config = old.init(f"{job_of(old)}-new")
-    monkeypatch.setattr(adopt_copy, "_MOST_RECORDS", 100)
-
-    def crash(what: str, done: int, total: int) -> None:
-        if what == "copy totals 0":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(old, crash)
+    interrupt(old, monkeypatch)
     with StateManager(config) as manager:
         for number in range(2):
             with pytest.raises(PermissionNeeded, match="adoption of this job has begun") as refused:
