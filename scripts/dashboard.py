@@ -73,7 +73,8 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
             f"sum by (job) (statemgr_commit_changes{{{_J}}})": "{{job}} changes",
             f"sum by (job) (statemgr_commit_uploaded_bytes{{{_J}}})": "{{job}} bytes"}),
         ("Share of the time that tasks wait for commits", "percentunit", {
-            f"sum by (job) (rate(statemgr_commit_blocked_seconds_total{{{_J}}}[$__rate_interval]))": "{{job}}"}),
+            f"sum by (job) (rate(statemgr_commit_blocked_seconds_total{{{_J}}}[$__rate_interval]))"
+            f" / sum by (job) (statemgr_tasks{{{_J}}})": "{{job}}"}),
     ],
     "What does the blob store do?": [
         ("Requests", "reqps", {
