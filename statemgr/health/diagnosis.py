@@ -102,7 +102,8 @@ class Diagnosis:
 
     def problems(self, found: JobOverview) -> list[Problem]:
         """All that is wrong, causes first."""
-        return in_order([*self.servers(), *self.tasks(found)])
+        of_tasks = self.tasks(found)  # they tell what to ask the servers for
+        return in_order([*self.servers(), *of_tasks])
 
     # --- servers ----------------------------------------------------------------------------------------------------
 
@@ -112,12 +113,11 @@ class Diagnosis:
         if self._config.blob_uri is not None:
             places.append((self._blobs, Fault.BLOB_STORE_GONE, store_address(self._config)))  # 2
         places.append((self._own_topics, Fault.BROKER_GONE, brokers(self._config)))  # 3
-        deadline_s = self._clock.monotonic() + PATIENCE_S
         for patient, _, _ in places:
             patient.ask(0)  # they run at the same time
         found: list[Problem] = []
         for patient, fault, part in places:
-            answer = patient.ask(max(deadline_s - self._clock.monotonic(), 0))
+            answer = patient.ask(PATIENCE_S)
             if answer.error is not None:
                 found.append(of_error(answer.error, self._config))
             elif answer.waiting_s is not None and answer.waiting_s >= PATIENCE_S / 2:
@@ -154,13 +154,15 @@ class Diagnosis:
             before_ms = self._now_ms()
             store_ms = store.administration.time_ms()
             check_clock(report, "the blob store's", store_ms - (before_ms + self._now_ms()) // 2)
-        if self._known_blob is not None:
+        if (known := self._known_blob) is not None:
             try:
-                store.stat(self._known_blob)
+                store.stat(known)
             except MissingBlob as error:
                 directory = self._directory()
                 if directory is None or directory.is_dir():
-                    return [of_error(error, self._config)]
+                    self._remember(self._monitor.reader.records().values())
+                    # the job has moved on meanwhile, if it needs another one now
+                    return [of_error(error, self._config)] if self._known_blob == known else []
                 detail = "The directory does not exist, or its disk is not mounted."
                 return [Problem(Fault.BLOB_STORE_GONE, str(directory), detail)]
         wrong = [one for one in report.findings if one.status is Status.PROBLEM]

@@ -7,11 +7,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from urllib.parse import urljoin
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from statemgr.health.diagnosis import PATIENCE_S
 from statemgr.health.problems import Fault, Problem
 from statemgr.health.slow_reads import Patient
 from statemgr.ids import task_index
@@ -94,16 +96,20 @@ class Processes:
     """The processes of one job. Safe to use from many threads."""
 
     def __init__(self, addresses: Sequence[str], job: str, clock: Clock) -> None:
-        self._addresses = addresses
         self._job = job
         self._clock = clock
-        self._said = Patient(self._ask, clock, _FRESH_S)
+        self._said = [Patient(partial(self._ask, address), clock, _FRESH_S) for address in addresses]
         self._lock = threading.Lock()
         #: Process and kind of failure → its count, and when it was last seen.
         self._failures: dict[tuple[str, str], tuple[float, float | None]] = {}
         #: Process, task and store → the count of reads that had to fetch something, when it was asked, and how many per
         #: second.
         self._faults: dict[tuple[str, str, str], tuple[float, float, float | None]] = {}
+
+    def ask(self) -> None:
+        """Begin to ask all of them, and do not wait."""
+        for address in self._said:
+            address.ask(0)
 
     def samples(self) -> tuple[list[Sample], list[str]]:
         """Return the numbers of the job, and why an address could not be read."""
@@ -153,7 +159,9 @@ class Processes:
                 yield Problem(_FAILURES[kind], part, f"It has just counted another {kind}. Its log says where.")
 
     def _newest(self) -> Sequence[_Said]:
-        return (self._said.ask(len(self._addresses) * 2 * _PATIENCE_S).value or ()) if self._addresses else ()
+        self.ask()
+        answers = [address.ask(PATIENCE_S).value for address in self._said]
+        return [said for said in answers if said is not None]
 
     def _new_failures(self, said: _Said) -> Iterator[str]:
         now_s = self._clock.monotonic()
@@ -168,10 +176,7 @@ class Processes:
                 if at_s is not None and now_s - at_s < _REMEMBERED_S:
                     yield kind
 
-    def _ask(self) -> list[_Said]:
-        return [self._ask_one(address) for address in self._addresses]
-
-    def _ask_one(self, address: str) -> _Said:
+    def _ask(self, address: str) -> _Said:
         try:
             with urllib.request.urlopen(address, timeout=_PATIENCE_S) as answer:
                 text = answer.read(_MOST_BYTES).decode()

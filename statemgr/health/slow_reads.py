@@ -42,14 +42,15 @@ class Patient(Generic[T]):
         self._began_s: float | None = None
 
     def ask(self, wait_s: float) -> Answer[T]:
-        """The newest answer. Waits up to ``wait_s`` seconds for a new one if the last one is old."""
+        """The newest answer. If it is old, waits for a new one until that read has run for ``wait_s`` seconds."""
         with self._changed:
             now_s = self._clock.monotonic()
             fresh = self._ended_s is not None and now_s - self._ended_s <= self._fresh_s
             if self._began_s is None and not fresh:
                 self._began_s = now_s
                 threading.Thread(target=self._run, daemon=True).start()
-            self._changed.wait_for(lambda: self._began_s is None, wait_s)
+            left_s = max(self._began_s + wait_s - now_s, 0) if self._began_s is not None else 0
+            self._changed.wait_for(lambda: self._began_s is None, left_s)
             waiting_s = None if self._began_s is None else self._clock.monotonic() - self._began_s
             return Answer(self._answer.value, self._answer.error, waiting_s)
 

@@ -63,7 +63,7 @@ metrics_option = click.option(
     multiple=True,
     callback=_addresses,
     metavar="URL",
-    help="Address of the metrics of a process of the job, for phases and restores. Repeatable.",
+    help="Address of the metrics of a process of the job, for its health, phases and restores. Repeatable.",
 )
 
 

@@ -85,7 +85,7 @@ class Checks:
             case Report() as report:
                 found = of_report(report, self._config, socket.gethostname())
         if run.error is not None:
-            found = [of_error(run.error, self._config)]
+            found = [of_error(run.error, self._config), *found]
         for one in found:
             yield replace(one, detail=f"{one.detail} (Checked at {moment(run.ended_ms or run.started_ms)}.)")
 

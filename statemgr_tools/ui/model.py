@@ -151,6 +151,7 @@ class JobView:
     def look(self) -> Look:
         """Return the job at a glance. Waits only a few seconds for servers that do not answer, and raises nothing."""
         self._overview.ask(0)
+        self._processes.ask()
         problems = self._diagnosis.servers()
         answer = self._overview.ask(PATIENCE_S)
         if answer.value is not None:

@@ -20,6 +20,7 @@ from statemgr.health.problems import Fault
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr_tools.dev.kafka import KafkaBroker
+from tests.commits import commit
 from tests.jobs import job_mapping, with_changes
 from tests.kafka_jobs import a_record, job, make_topic, make_topics, plain_producer, wait_until
 from tests.loop_members import member
@@ -115,6 +116,31 @@ def test_a_lag_that_grows_is_found_and_leaves_with_the_lag(given: Input, faults:
     assert faults([(0.5, 200), (30, 100)]) == [Fault.LAG_GROWS]
     assert faults([(0, 2990), (0.5, 200)]) == []
     assert faults([(0, 3000), (0.5, 200)]) == []
+
+
+def test_a_blob_that_the_job_has_deleted_is_not_missing(kafka: KafkaServer, tmp_path: Path) -> None:
+    """Between two readings, the job evicts the checkpoint whose blob was looked at. A blob that the current checkpoint
+    needs is missed at the first reading."""
+    mapping = job_mapping(kafka, tmp_path, tasks=1, backup=["blob-store"], task__commit__snapshot__interval="1 commit")
+    config = with_changes(JobConfig.from_mapping(mapping), stores__totals__type="rocksdb")
+
+    def faults(diagnosis: Diagnosis, monitor: JobMonitor) -> list[Fault]:
+        return [one.fault for one in diagnosis.problems(monitor.overview())]
+
+    commit(config, {b"a": b"0"}, 0)
+    with JobMonitor(config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
+        assert faults(diagnosis, monitor) == []
+        known = diagnosis._known_blob
+        for number in range(4):
+            commit(config, {b"a": b"%d" % number}, number)
+        assert not (tmp_path / "blobs" / str(known)).exists()
+        diagnosis._blobs._fresh_s = -1.0
+        assert diagnosis.servers() == []
+    for file in (tmp_path / "blobs").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    with JobMonitor(config) as monitor, closing(Diagnosis(monitor)) as diagnosis:
+        assert Fault.CORRUPT_BLOB in faults(diagnosis, monitor)
 
 
 @pytest.mark.long

@@ -66,6 +66,7 @@ def command(call: Call, once: bool, order: str, interval: float, metrics: tuple[
 
     from statemgr.health.diagnosis import Diagnosis
     from statemgr.health.overview import JobMonitor
+    from statemgr.health.problems import in_order
     from statemgr.health.processes import Processes
 
     with ExitStack() as clients:
@@ -75,7 +76,8 @@ def command(call: Call, once: bool, order: str, interval: float, metrics: tuple[
 
         def read() -> Reading:
             found = monitor.overview(call.tasks)
-            return Reading(found, diagnosis.problems(found), processes.fills())
+            problems = in_order([*diagnosis.problems(found), *processes.problems()])
+            return Reading(found, problems, processes.fills())
 
         if call.as_json or once or not console().is_terminal:
             found = read()

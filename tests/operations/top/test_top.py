@@ -122,6 +122,14 @@ def test_the_job_is_not_disturbed(run: Run, running: list[Task], topic: str) -> 
     assert after[0]["sequence"] == before[0]["sequence"] + 1
 
 
+def test_a_process_that_does_not_answer_is_a_problem(run: Run, running: list[Task]) -> None:
+    """An address of --metrics at which nothing listens is in the list of faults."""
+    found = json.loads(run("top", "--json", "--metrics", "http://127.0.0.1:1/metrics").stdout)
+    assert [(one["fault"], one["part"]) for one in found["problems"]] == [
+        ("member-stuck", "the process at http://127.0.0.1:1/metrics")
+    ]
+
+
 def test_a_table_for_people_and_no_secret(run: Run, running: list[Task]) -> None:
     """If the output is not a terminal, the command prints all tasks once, and no secret."""
     found = run("top")
