@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import StatemgrError
+from statemgr.errors import PrerequisiteMissing, StatemgrError
 from statemgr.terminal.options import overrides
 from statemgr.terminal.output import console, messages, show_error
 from statemgr_tools.bench import registry
@@ -108,7 +108,13 @@ def command(
     if plot is not None:
         plots.check_available()
     names = [name for name in registry.TABLE if name in cases or not (cases or plot)]
-    chosen = [registry.find(name) for name in names]
+    try:
+        chosen = [registry.find(name) for name in names]
+    except ModuleNotFoundError as error:
+        raise PrerequisiteMissing(
+            f"these cases need {error.name}, which is not installed",
+            hint="install it: pip install 'statemgr[bench,spark]'",
+        ) from error
     lines: list[Line] = []
     failed: list[str] = []
     page = None if markdown is None else render.Page(markdown, rounds, registry.line_names())

@@ -60,6 +60,7 @@ def command(
     from statemgr_tools.ui.server import LOOPBACK, Application, make
 
     configs = [JobConfig.from_file(file, overrides(settings)) for file in files]
+    host = host.strip("[]")
     own = f"[{host}]" if ":" in host else host
     with ExitStack() as stack:
         views = [stack.enter_context(closing(JobView(config, metrics, most_bytes))) for config in configs]

@@ -109,13 +109,12 @@ def local_servers(
 
     The context manager starts the servers that no environment variable names, and stops the ones that it started.
     """
-    before = servers.status(settings.directory / "dev")
+    before = servers.running(settings.directory / "dev")
     try:
         run.scratch.mkdir()
         yield _servers(settings, environment, progress)
     finally:
-        if before.kafka_pid is None and before.s3_pid is None:  # otherwise, another program started them
-            servers.down(settings.directory / "dev")
+        servers.down(settings.directory / "dev", keep=before)
         shutil.rmtree(run.scratch, ignore_errors=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,21 @@ def _settle_port(server: Server, wanted: int | None, option: str) -> None:
     server.port = free_port()
 
 
-def down(directory: str | Path) -> bool:
-    """Stop the servers of this directory by PID. Their data stays. Returns: whether any ran."""
-    running = [server for server in read_state(Path(directory).absolute()).values() if server.running]
-    for server in running:
-        server.stop()
-    return bool(running)
+def down(directory: str | Path, keep: Collection[str] = ()) -> bool:
+    """Stop the servers of this directory by PID, except those of the kinds ``keep``. Their data stays.
+
+    Returns: whether any ran.
+    """
+    stopped = running(directory) - set(keep)
+    known = read_state(Path(directory).absolute())
+    for kind in stopped:
+        known[kind].stop()
+    return bool(stopped)
+
+
+def running(directory: str | Path) -> set[str]:
+    """The kinds of the servers of this directory that run."""
+    return {kind for kind, server in read_state(Path(directory).absolute()).items() if server.running}
 
 
 def status(directory: str | Path) -> DevServers:

@@ -248,7 +248,8 @@ class Resources:
     def monthly_cost(self, prices: Prices) -> Mapping[str, float]:
         """The cost of each part in 30 days."""
         store, month, commits = prices.blob_store, MONTH_S / 1000, self.commits
-        gets = (commits.given.tasks * self.restore_gets * prices.restores_per_month) / 1000
+        tasks = commits.given.tasks if commits.given.blobs else 0
+        gets = tasks * self.restore_gets * prices.restores_per_month / 1000
         return {
             "blob store: PUT": commits.puts_per_s * month * store.put_1000,
             "blob store: removing TTLs": commits.untags_per_s * month * store.untag_1000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -36,6 +37,15 @@ def test_a_small_run_measures_both_sides(tmp_path: Path, case: str) -> None:
         assert line["reference_value"] > 0
         assert line["ratio"] == pytest.approx(line["value"] / line["reference_value"], rel=0.01)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case whose module needs a package that is not installed ends the command with the name of the extra."""
+    monkeypatch.setattr(registry, "find", lambda name: importlib.import_module("no_such_package"))
+    run = CliRunner().invoke(cli, ["bench", "--case", "store-calls", "--work", str(tmp_path)])
+    assert run.exit_code == 2
+    assert "these cases need no_such_package" in run.stderr
+    assert "statemgr[bench,spark]" in run.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

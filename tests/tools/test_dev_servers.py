@@ -21,6 +21,7 @@ from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
 from statemgr_tools.dev.s3 import S3Server, find_seaweedfs, find_versitygw
 from statemgr_tools.dev.servers import read_state
+from statemgr_tools.dev.servers import running as running_servers
 from tests import servers
 
 _TIMEOUT_S = 60.0
@@ -287,6 +288,18 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
             other.stop()
     finally:
         down(tmp_path)
+
+
+def test_servers_that_ran_before_are_kept(tmp_path: Path) -> None:
+    """A program that stops what it has started leaves the others alone."""
+    try:
+        up(tmp_path, kafka=False, s3_kind="moto")
+        assert running_servers(tmp_path) == {"s3"}
+        assert not down(tmp_path, keep={"s3"})
+        assert running_servers(tmp_path) == {"s3"}
+    finally:
+        assert down(tmp_path)
+    assert running_servers(tmp_path) == set()
 
 
 @pytest.mark.parametrize("kind", ["versitygw", "moto", "seaweedfs"])

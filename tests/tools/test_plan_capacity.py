@@ -185,6 +185,12 @@ def test_an_idle_job_has_no_requests() -> None:
     assert plan.restore_task_s > 0
 
 
+def test_a_job_without_blobs_pays_no_blob_store() -> None:
+    """With changelogs alone, no part of the cost is that of the blob store."""
+    plan = Resources(Workload(tasks=1000, keys=1e9, changes_per_s=1e4, blobs=False))
+    assert not any(plan.monthly_cost(load_prices(None))[part] for part in ("blob store: GET", "blob store: PUT"))
+
+
 def test_more_of_everything_never_costs_less() -> None:
     """Requests, bytes, time and cost grow with the state and the changes."""
     prices = load_prices(None)
