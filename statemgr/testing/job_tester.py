@@ -86,10 +86,8 @@ class JobTester:
         self.config = self._given = given
         self._members: list[_Member] = []
         self._count = _checked_members(members)
-        for topic in given.inputs:
-            self._broker.create(topic, given.tasks)
-        for topic in set(given.outputs) - set(given.inputs):
-            self._broker.create(topic)
+        self._broker.creates_topics = False
+        self._create_topics()
 
     def __enter__(self) -> Self:
         self._servers.open()
@@ -103,6 +101,13 @@ class JobTester:
     def __exit__(self, *exc: object) -> None:
         self._kill()
         self._servers.close()
+
+    def _create_topics(self) -> None:
+        """The topics that others create: those of the input, and those of ``task.outputs``."""
+        given = self._given
+        for topic in dict.fromkeys([*given.inputs, *given.outputs]):
+            if topic not in self._broker.topics:
+                self._broker.create(topic, given.tasks if topic in given.inputs else None)
 
     # --- input, output and state ---------------------------------------------------------------------------------
 
@@ -257,6 +262,7 @@ class JobTester:
             raise InvalidError("the job is running", hint="call crash() or stop() before restore()")
         if settings is not None:
             self._given = self._servers.reconfigure(settings)
+            self._create_topics()
         config = self._given
         if backend is not None:
             config = self._servers.restoring_from(backend)

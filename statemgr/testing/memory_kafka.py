@@ -84,6 +84,8 @@ class MemoryBroker:
         self.clock: Clock = clock or SystemClock()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
+        #: Whether it creates a topic that a producer writes to (``auto.create.topics.enable``).
+        self.creates_topics = True
         self._partitions = partitions
         self._topic_ids = 0
         self._producers = 0
@@ -206,9 +208,9 @@ class MemoryBroker:
         Returns: partition, offset, and timestamp with its type. Raises: KafkaException.
         """
         with self.changed:
-            if topic not in self.topics:
+            if topic not in self.topics and (self.creates_topics or not checked):
                 self.create(topic)
-            found, now_ms, headers = self.topics[topic], self.now_ms, tuple(headers)
+            found, now_ms, headers = self.topic(topic), self.now_ms, tuple(headers)
             if partition is None or partition < 0:
                 partition = zlib.crc32(key or b"") % len(found.logs)
             log = self.log(topic, partition)

@@ -134,7 +134,9 @@ def test_a_poison_message_is_put_aside() -> None:
     """docs/operations.md: a poison message goes to another topic once, with its key, value and error."""
     (program,) = blocks("docs/operations.md", "## A poison message")
     names = run(program, {"CorruptRecord": CorruptRecord})
-    with JobTester({**_SETTINGS, "task.input.value.serde": "json"}, names["process"]) as tester:
+    with JobTester(
+        {**_SETTINGS, "task.outputs": ["orders-rejected"], "task.input.value.serde": "json"}, names["process"]
+    ) as tester:
         tester.send("orders", "ann", b"no JSON")
         tester.send("orders", "ann", 1)
         tester.commit()

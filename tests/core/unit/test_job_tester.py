@@ -15,7 +15,8 @@ from confluent_kafka import Message
 
 from statemgr import JobConfig, Task
 from statemgr.blobs import open_blob_store
-from statemgr.errors import ConfigError, CorruptRecord, InvalidError, StatemgrError
+from statemgr.engine import pending_commit
+from statemgr.errors import ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester, OutputRecord
@@ -27,6 +28,7 @@ CONFIG: dict[str, object] = {
     "job.name": "orders",
     "job.tasks": 2,
     "task.inputs": ["orders"],
+    "task.outputs": ["out"],
     "task.backup.factories": ["kafka-changelog", "blob-store"],
     "stores.totals.key.serde": "bytes",
     "stores.totals.value.serde": "bytes",
@@ -367,6 +369,32 @@ def test_output_is_refused_as_by_a_broker() -> None:
         with pytest.raises(TypeError, match="the topic out must be"):
             run(odd)
     assert len(run("large", **{"kafka.message.max.bytes": 3_000_000})) == 1
+    with pytest.raises(MissingState, match="does not exist") as error:
+        run("text", **{"task.outputs": []})
+    assert error.value.where["topic"] == "out"
+    assert len(run("text", **{"task.outputs": "out,more"})) == 1
+
+
+def test_much_output_is_committed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task with more output than may wait for a commit gets on: commits begin early, and the task waits for them."""
+    monkeypatch.setattr(pending_commit, "BUDGET", 10_000)
+    with JobTester({**CONFIG, "job.tasks": 1}, append) as tester:
+        for number in range(20):
+            tester.send("orders", f"{number}", "x" * 1000)
+        assert len(tester.output("out")) >= 10
+        tester.commit()
+        assert len(tester.output("out")) == 20
+
+
+def test_new_topics_come_with_a_restore() -> None:
+    """A start with more input and output topics finds them, as after a deploy."""
+    with JobTester({**CONFIG, "job.tasks": 1}, append) as tester:
+        tester.send("orders", "a", "1")
+        tester.stop()
+        tester.restore(settings={"task.inputs": ["orders", "returns"], "task.outputs": ["out", "more"]})
+        tester.send("returns", "a", "2")
+        tester.commit()
+        assert state(tester) == {b"a": b"12"}
 
 
 def test_the_servers_of_a_configuration_are_not_touched() -> None:
