@@ -30,7 +30,6 @@ class AssignedTask:
         opening: the opening of the task, which restores it.
         inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
         task: the open task; None while it is being opened.
-        skip: continue where the input begins if the checkpoint's offset is gone.
         dirty: whether a message was processed, or a timer changed something, since the last commit began.
         held: whether its partitions are paused until the commit in progress ends.
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
@@ -48,7 +47,6 @@ class AssignedTask:
     commit_timeout_s: float
     inputs: list[InputPosition] = field(default_factory=list)
     task: Task | None = None
-    skip: bool = False
     dirty: bool = False
     held: bool = False
     reopened: bool = False
@@ -87,6 +85,11 @@ class AssignedTask:
     def committing(self) -> bool:
         """Whether a commit that :meth:`start_commit` has begun was not taken by :meth:`ended_commit` yet."""
         return self._commit is not None
+
+    @property
+    def commits_early(self) -> bool:
+        """Whether a commit should begin before ``task.commit.ms`` has passed, because much output waits for it."""
+        return self.task is not None and self.task.has_much_output and not self.committing
 
     @property
     def uncommitted(self) -> bool:
@@ -137,7 +140,10 @@ class AssignedTask:
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than
-        ``task.commit.max.delay.ms``. Raises: UnavailableError if it is older than ``task.commit.timeout.ms``."""
+        ``task.commit.max.delay.ms``, or much output waits for a commit.
+
+        Raises: UnavailableError if the commit is older than ``task.commit.timeout.ms``.
+        """
         if self.task is None:
             return False
         age = self.task.pending_commit_seconds or 0.0
@@ -147,7 +153,7 @@ class AssignedTask:
                 task=self.task.name,
             )
         self.task.metrics.log.waits(age)
-        held = age > self.max_delay_s
+        held = age > self.max_delay_s or self.task.has_much_output
         self.task.metrics.hold(held)
         return held
 

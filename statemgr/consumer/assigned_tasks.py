@@ -98,7 +98,6 @@ class AssignedTasks:
                     self._services.config.commit_timeout_ms / 1000,
                     lost=lost[index],
                     assigned_s=self._services.clock.monotonic(),
-                    skip=self._permissions_of(index).allow_skipped_input,
                 )
         for partition in partitions:
             owned = self._owned[partition.partition]

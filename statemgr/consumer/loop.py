@@ -327,7 +327,7 @@ class ConsumerLoop:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
-            offset = position.start(known, skip=owned.skip)
+            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input)
             place = position.place
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
@@ -384,6 +384,7 @@ class ConsumerLoop:
             self._pass_ends()
             self._due = now + self._interval
             self._to_commit = list(self._tasks)
+        self._to_commit += [owned for owned in self._tasks if owned.commits_early and owned not in self._to_commit]
         with self._inputs.shared():
             in_progress = [owned for owned in self._tasks if owned.committing]
             for owned in in_progress:

@@ -129,7 +129,8 @@ class LoopStory:
     def held(self, owned: AssignedTask, held: bool) -> None:
         """The partitions of a task were paused, or continue."""
         name = task_name(owned.index)
-        what = "paused until its commit ends, which takes longer than task.commit.max.delay.ms" if held else "continues"
+        why = "it takes longer than task.commit.max.delay.ms, or has much output to send"
+        what = f"paused until its commit ends: {why}" if held else "continues"
         tell(log, Event.WAITING, "%s: %s", name, what, job=self._job, task=name)
 
     def blocked(self, found: Iterable[tuple[Reached, float]]) -> None:

@@ -156,11 +156,16 @@ class Output:
             if self._bytes + size > BUDGET:
                 raise RetryableError(
                     f"more than {BUDGET} bytes of output are waiting for a commit",
-                    hint="commit more often",
+                    hint="commit more often, or send less output for one message or batch",
                     task=self._task,
                 )
             self._records.append(record)
             self._bytes += size
+
+    @property
+    def is_much(self) -> bool:
+        """Whether a commit should send it before more is added: half of the bytes that may wait."""
+        return self._bytes >= BUDGET // 2
 
     def waiting(self) -> tuple[ProducedRecord, ...]:
         """The records that no commit has published yet."""

@@ -175,6 +175,16 @@ class Task:
             return self._coordinator.output.drop()
 
     @property
+    def has_much_output(self) -> bool:
+        """Whether so much output waits that the next commit should begin now."""
+        return self._coordinator.output.is_much
+
+    @property
+    def may_skip_input(self) -> bool:
+        """Whether this opening has the permission to continue where the input begins if its offset is gone."""
+        return self._permissions.allow_skipped_input
+
+    @property
     def has_changes(self) -> bool:
         """Whether a commit has changes of backed-up stores, or output, to publish."""
         changed = any(store.uncommitted for store in self._stores.values() if store.config.durable)

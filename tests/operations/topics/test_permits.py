@@ -15,7 +15,8 @@ from statemgr.errors import PermissionNeeded, UnavailableError
 from statemgr.phases import Phase
 from tests.commits import attempt, commit, failing, totals
 from tests.jobs import job_mapping, with_changes
-from tests.kafka_jobs import make_topics
+from tests.kafka_jobs import delete_records, make_topics, wait_until
+from tests.loop_members import make_topic, member, produce
 from tests.servers import KafkaServer
 
 TASKS = ("Partition 0", "Partition 1")
@@ -79,6 +80,25 @@ def test_a_task_uses_its_permission_up_without_input(config: JobConfig, permit: 
         assert task.last_checkpoint is not None
         assert task.last_checkpoint.input_offsets == {"orders-0": 2}
     assert totals(config, "blob-store")[TASKS[0]] == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_loop_skips_lost_input_with_a_permission_on_the_topic(
+    config: JobConfig, permit: Permit, kafka: KafkaServer
+) -> None:
+    """FAULT 51: the input at the checkpoint's offset is deleted. The loop goes on after it with the permission."""
+    topic, seen = kafka.fresh_name("in"), list[int]()
+    make_topic(kafka, topic, 2)
+    produce(kafka, topic, 1, range(20))
+    commit(config, {b"b": b"2"}, {f"{topic}-0": 3})
+    delete_records(config, topic, 15)
+    permit("--task", "0", "--allow-skipped-input")
+    stop, errors = member(
+        config, kafka.fresh_name("group"), topic, lambda _, message: seen.append(message.offset() or 0)
+    )
+    wait_until(lambda: len(seen) == 5 or bool(errors))
+    stop()
+    assert not errors
+    assert seen == [*range(15, 20)]
 
 
 def test_a_whole_job_uses_permissions_up_with_its_first_publish(config: JobConfig, permit: Permit) -> None:
