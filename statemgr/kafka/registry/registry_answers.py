@@ -23,10 +23,12 @@ class Session:
     Args:
         session: the client's, from httpx.
         timeout_s: for a call of the serdes with all its requests and repetitions.
+        addresses: how many the client tries in turn; a request to one has its share of the time.
     """
 
-    def __init__(self, session: Any, timeout_s: float) -> None:
+    def __init__(self, session: Any, timeout_s: float, addresses: int) -> None:
         self._session = session
+        self._request_s = timeout_s / addresses
         self._timeout_s = timeout_s
         self._deadlines = threading.local()
 
@@ -40,6 +42,7 @@ class Session:
         late = UnavailableError(f"the Schema Registry has not answered within {self._timeout_s:g} s", hint=_HINT)
         if left <= 0:
             raise late
+        left = min(left, self._request_s)
         cut = _Cut(left)
         # a connection of its own can be cut; an answer that is packed can be larger than it looks
         headers = {**(options.pop("headers", None) or {}), "Connection": "close", "Accept-Encoding": "identity"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +28,7 @@ from statemgr.serdes import SERDES, Serde
 from statemgr.serdes.avro import AvroBody
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
     from google.protobuf.message import Message
 
     M = TypeVar("M", bound=Message)
@@ -71,7 +71,7 @@ class SchemaRegistry:
             self._client: SchemaRegistryClient = SchemaRegistryClient.new_client(settings)
             if not self._url.startswith(_IN_MEMORY):
                 rest: Any = self._client._rest_client
-                rest.session = self._session = Session(rest.session, float(rest.timeout))
+                rest.session = self._session = Session(rest.session, float(rest.timeout), len(rest.base_urls))
         except Exception as error:  # the client raises many types for its settings
             raise ConfigError(
                 f"the client of the Schema Registry refuses its settings: {error}",
@@ -131,19 +131,36 @@ class SchemaRegistry:
     def protobuf(self, subject: str, message: type[M], *, register: bool = False) -> Serde[M]:
         """Values as Protobuf messages of a generated class. ``register`` and errors: as :meth:`avro`.
 
-        The schema is the file of the message type. Files that it imports are registered under their names.
+        The schema is the file of the message type. The files that it imports have subjects of their names.
         """
         from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
         from confluent_kafka.schema_registry.protobuf import _schema_to_str as text_of
 
         file: Any = message.DESCRIPTOR.file
-        self._agreed(subject, text_of(file), "PROTOBUF", register)
+        self._agreed(subject, text_of(file), "PROTOBUF", register, self._imported(file, register))
         conf = {"use.deprecated.format": False}
         write = ProtobufSerializer(message, self._client, conf={**self._settings(subject), **conf})
         read = ProtobufDeserializer(message, conf, self._client)
         return self._serde(subject, "protobuf", write, read)
 
-    def _agreed(self, subject: str, schema: str | None, kind: str, register: bool) -> tuple[Schema, int]:
+    def _imported(self, file: Any, register: bool) -> list[SchemaReference]:
+        """The files that a Protobuf file imports, once the registry has them. Raises: as :meth:`avro`."""
+        from confluent_kafka.schema_registry import SchemaReference
+        from confluent_kafka.schema_registry.protobuf import _is_builtin
+        from confluent_kafka.schema_registry.protobuf import _schema_to_str as text_of
+
+        found: list[SchemaReference] = []
+        for one in file.dependencies:
+            if not _is_builtin(one.name):
+                used, _ = self._agreed(one.name, text_of(one), "PROTOBUF", register, self._imported(one, register))
+                with self._asking(one.name):
+                    version = self._client.lookup_schema(one.name, used).version
+                found.append(SchemaReference(one.name, one.name, version))
+        return found
+
+    def _agreed(
+        self, subject: str, schema: str | None, kind: str, register: bool, references: Sequence[SchemaReference] = ()
+    ) -> tuple[Schema, int]:
         """The schema and its ID, once the registry has it. Raises: as :meth:`avro`."""
         from confluent_kafka.schema_registry import Schema
         from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -160,7 +177,7 @@ class SchemaRegistry:
                     )
                 referenced(self._client, found)
                 return found, int(newest.schema_id or 0)
-            given = Schema(schema, kind)
+            given = Schema(schema, kind, list(references))
             try:
                 return given, int(self._client.lookup_schema(subject, given).schema_id or 0)
             except SchemaRegistryError as error:

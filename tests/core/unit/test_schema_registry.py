@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.schema_registry import Rule, RuleKind, RuleMode, RuleSet, Schema, SchemaReference
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from statemgr import JobConfig, SchemaRegistry, Task
 from statemgr.errors import (
@@ -369,6 +370,44 @@ def test_a_registry_that_never_answers_has_a_limit() -> None:
         ended.set()
 
 
+def test_the_second_address_is_asked_if_the_first_one_hangs() -> None:
+    """A request to one of several addresses has its share of the time-out, so that the others get a chance."""
+    ended = threading.Event()
+
+    def respond(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "10")
+        request.end_headers()
+        request.wfile.write(b'["orders"]')
+
+    with gateway(lambda _: bool(ended.wait(30)) and None) as hanging, gateway(respond) as url:
+        registry = SchemaRegistry({"url": f"{hanging},{url}", "max.retries": 0, "timeout": 4})
+        assert registry.subjects() == ["orders"]
+        ended.set()
+
+
+def test_protobuf_types_that_import_files(registry: SchemaRegistry) -> None:
+    """The imported files have subjects of their names, and are registered with the type if it is."""
+    pool = descriptor_pool.DescriptorPool()
+    for name, imports, kind in (("unit", [], "int32"), ("money", ["unit"], "unit"), ("order", ["money"], "money")):
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"{name}.proto", package="shop", syntax="proto3", dependency=[f"{one}.proto" for one in imports]
+        )
+        field = file.message_type.add(name=name).field.add(name="part", number=1)
+        field.type = field.TYPE_INT32 if kind == "int32" else field.TYPE_MESSAGE
+        if kind != "int32":
+            field.type_name = f".shop.{kind}"
+        pool.Add(file)
+    order: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.order"))
+    with pytest.raises(ConfigError, match="does not have this schema"):
+        registry.protobuf("imports-value", order)
+    serde = registry.protobuf("imports-value", order, register=True)
+    value = order(part={"part": {"part": 3}})
+    assert serde.deserialize(serde.serialize(value)) == value
+    assert {"unit.proto", "money.proto"} <= set(registry.subjects())
+    assert registry.protobuf("imports-value", order).serialize(value) == serde.serialize(value)
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the missing package and the command that installs it."""
     original = builtins.__import__
@@ -404,6 +443,7 @@ def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         name = "totals"
         [task]
         inputs = ["orders"]
+        outputs = ["totals"]
         backup.factories = ["blob-store", "kafka-changelog"]
         """
     )
