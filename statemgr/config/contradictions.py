@@ -17,7 +17,10 @@ _PUBLISHED = "PUBLISHED"
 #: In Samza, ``stores.default.*`` are defaults of all stores.
 RESERVED_STORES = (_PUBLISHED, "default")
 #: Settings of clients that the protocol depends on.
-_OWN_SETTINGS = ("transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks")
+_OWN_SETTINGS = (
+    "transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks",
+    "delivery.report.only.error",
+)  # fmt: skip
 _MOST_TOPIC = 249
 
 

@@ -44,6 +44,8 @@ CLIENT_KINDS: tuple[ClientKind, ...] = ("producer", "consumer", "admin")
 #: Begins the name of a checkpoint topic, unless another name is set.
 CHECKPOINTS = "__statemgr_checkpoints_"
 #: librdkafka's default of ``message.max.bytes``, and what it adds to a record (RD_KAFKAP_MESSAGE_V2_MAX_OVERHEAD).
+#: Keys that limit the size of a record, the stronger one first.
+RECORD_LIMITS = ("kafka.producer.message.max.bytes", "kafka.message.max.bytes")
 _MESSAGE_MAX_BYTES, _OF_RECORD = 1_000_000, 36
 log = logging.getLogger(__name__)
 
@@ -273,7 +275,7 @@ class JobConfig:
     @cached_property
     def most_record_bytes(self) -> int:
         """Bytes of key, value and headers of the largest record that the producer takes. Raises: ConfigError."""
-        for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
+        for key in RECORD_LIMITS:
             if key in self.values:
                 try:
                     return int(str(self._resolved(key))) - _OF_RECORD

@@ -104,7 +104,7 @@ def windowed(kind: str, inner: Serde[Any]) -> Serde[Any]:
         key = inner.deserialize(inner_key(data))
         return make(key, int.from_bytes(start, "big") - _SIGN, int.from_bytes(last, "big") - sign)
 
-    return Serde(serialize, deserialize, kind if inner.name == "bytes" else f"{kind}({inner.name})")
+    return Serde(serialize, deserialize, kind if inner.name == "bytes" else f"{kind}({inner.label})")
 
 
 def window_bytes(kind: str, key: bytes, start_ms: int, last: int) -> bytes:

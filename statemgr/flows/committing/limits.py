@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.config.job import RECORD_LIMITS
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import ConfigError, InvalidError, RetryableError
 from statemgr.ids import CheckpointId, IdSource, attempt_millis, task_name
@@ -66,13 +67,14 @@ def check_config(config: JobConfig) -> None:
             hint="use fewer stores (stores.<name>.*), or shorter names of stores and topics",
             key="stores",
         )
-    for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
-        if key in config.values and int(str(config.values[key])) < MOST_RECORD + _AROUND:
-            raise ConfigError(
-                f"{key} is {config.values[key]}, but a checkpoint record may need {MOST_RECORD + _AROUND}",
-                hint="raise it, or remove the key",
-                key=key,
-            )
+    if config.most_record_bytes < MOST_RECORD + _AROUND:
+        key = next(key for key in RECORD_LIMITS if key in config.values)
+        raise ConfigError(
+            f"{key} leaves {config.most_record_bytes} bytes for a record, but a checkpoint may need "
+            f"{MOST_RECORD + _AROUND}",
+            hint="raise it, or remove the key",
+            key=key,
+        )
 
 
 def check_inputs(config: JobConfig, inputs: Inputs) -> None:

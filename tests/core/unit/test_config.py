@@ -296,6 +296,7 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
          "stores.a.rocksdb.write.buffer.size.bytes"),
         ({"job": {"tasks": 2}, "job.tasks": 2}, "job.tasks"),
         ({"kafka.transactional.id": "x"}, "kafka.transactional.id"),
+        ({"kafka.delivery.report.only.error": True}, "kafka.delivery.report.only.error"),
         ({"kafka.producer.acks": 1}, "kafka.producer.acks"),
         ({"kafka.consumer.isolation.level": "read_uncommitted"}, "kafka.consumer.isolation.level"),
     ],

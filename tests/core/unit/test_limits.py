@@ -51,13 +51,17 @@ def test_too_many_stores_are_refused() -> None:
     assert refused.value.where["key"] == "stores"
 
 
-def test_a_producer_that_takes_no_such_record_is_refused() -> None:
-    """FAULT 58: a low record limit of the producer would make a later commit fail, so it is refused."""
+def test_a_producer_that_takes_no_such_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 58: a low record limit of the producer would make a later commit fail, so it is refused. The producer's own
+    limit replaces the shared one, and a limit can be in the environment."""
+    monkeypatch.setenv("LIMIT", "500000")
     for key in ("kafka.producer.message.max.bytes", "kafka.message.max.bytes"):
-        with pytest.raises(ConfigError, match=r"message\.max\.bytes is 100000") as refused:
+        with pytest.raises(ConfigError, match=r"message\.max\.bytes leaves 99964 bytes") as refused:
             check_config(config(**{key: 100_000}))
         assert refused.value.where["key"] == key
     check_config(config(kafka__producer__message__max__bytes=500_000))
+    check_config(config(**{"kafka.producer.message.max.bytes": 500_000, "kafka.message.max.bytes": 100_000}))
+    check_config(config(**{"kafka.message.max.bytes": "${env:LIMIT}"}))
 
 
 def test_too_many_input_partitions_are_refused() -> None:

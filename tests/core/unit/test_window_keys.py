@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from statemgr import JobConfig
@@ -54,6 +56,7 @@ def test_names_of_serdes_of_keys_with_times() -> None:
     own = windowed("kafka-streams-window", number)
     assert own.deserialize(own.serialize(WindowKey(-5, 7))) == (-5, 7, 0)
     assert own.label == "kafka-streams-window(long)"
+    assert windowed("kafka-streams-window", replace(number, version=2)).label == "kafka-streams-window(long v2)"
     for key, name in [
         ("key", "kafka-streams-window(avro)"),
         ("key", "kafka-streams-window(bytes)"),
