@@ -97,7 +97,8 @@ class TransactionalPublisher:
         #: Partitions with records of the last transaction, until we know that it is committed.
         self._written: set[tuple[str, int]] = set()
         #: When the open transaction began, on the monotonic clock.
-        self._began: float | None = None
+        #: When the open transaction began, in seconds: by the clock of the process, and by that of the wall.
+        self._began: tuple[float, float] | None = None
         self._regained = False
         #: A broker has refused a batch of this producer.
         self._in_doubt = False
@@ -199,7 +200,7 @@ class TransactionalPublisher:
             )
         assert self._producer is not None
         self._await_aborted(deadline)
-        self._began = self._clock.monotonic()
+        self._began = self._now_s()
         try:
             self._producer.begin()
         except KafkaException as error:
@@ -320,7 +321,14 @@ class TransactionalPublisher:
         return self._age_s() * 1000 >= self._transaction_timeout_ms
 
     def _age_s(self) -> float:
-        return self._clock.monotonic() - self._began if self._began is not None else -1.0
+        """Seconds for which the transaction has been open, by the clock that says more: one of them stops while the
+        machine is suspended, and people can set the other one."""
+        if self._began is None:
+            return -1.0
+        return max(abs(now - began) for now, began in zip(self._now_s(), self._began, strict=True))
+
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.elapsed(), self._clock.time_ns() / 1e9
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -252,6 +252,33 @@ def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., Kafka
     assert [key for key, _ in committed(config, topic)][-2:] == [b"newer", b"newest"]
 
 
+class SuspendedClock(SystemClock):
+    """The clock of a machine that was suspended: only its wall clock has gone on."""
+
+    suspended_s = 0.0
+
+    def time_ns(self) -> int:
+        """The time on the wall."""
+        return super().time_ns() + int(self.suspended_s * 1e9)
+
+
+@pytest.mark.parametrize("suspended_s", [0.0, 3600.0])
+def test_a_suspended_machine_does_not_claim_to_know_who_fenced_it(kafka: KafkaServer, suspended_s: float) -> None:
+    """After the timeout of a transaction the brokers fence its producer themselves. Only the topic can tell."""
+    config, topic, _ = _ready(kafka)
+    clock = SuspendedClock()
+    publisher = TransactionalPublisher(config, task_transactional_id(config, "Partition 0"), clock)
+    publisher.fence()
+    expected = pytest.raises(RetryableError, match="was open for 36") if suspended_s else pytest.raises(FencedError)
+    with expected, publisher.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"a", b"v")])
+        transaction.flush()
+        _publisher(config).fence()
+        clock.suspended_s = suspended_s
+        transaction.send_changes(topic, 0, [(b"b", b"v")])
+        transaction.flush()
+
+
 @pytest.mark.long
 def test_a_restarted_broker_delays_a_commit_and_loses_nothing(own_kafka: Callable[..., KafkaBroker]) -> None:
     """The broker is killed inside the transaction and comes back (fault 15). The records are published once."""
