@@ -122,7 +122,7 @@ class FollowedStore:
         """Close the copies and every connection. What was fetched stays for the next process. Idempotent."""
         with self._lock:
             for task in list(self._copies):
-                self._drop(task)
+                self._discard(task, self._copies.pop(task))
             self._closing.close()
 
     def __enter__(self) -> FollowedStore:
@@ -137,18 +137,24 @@ class FollowedStore:
         Raises: as :meth:`refresh`.
         """
         vanished: MissingState | None = None
-        errors: list[StatemgrError] = []
-        for followed in self._follower.turn():
-            try:
-                self._open(followed)
-            except MissingState as error:
-                if followed.task is not None:
-                    self._follower.forget(followed.task)
-                vanished = error
-            else:
-                errors += [followed.error] if followed.error is not None else []
+        turn = self._follower.turn()
+        errors = [followed.error for followed in turn if followed.error is not None]
+        unopened = {followed.task for followed in turn if followed.task is not None}
+        try:
+            for followed in turn:
+                try:
+                    self._open(followed)
+                except MissingState as error:
+                    vanished = error
+                except StatemgrError as error:
+                    errors.append(error)
+                else:
+                    unopened.discard(followed.task or "")
+        finally:
+            for task in unopened:
+                self._follower.forget(task)
         for task in self._copies.keys() - self._follower.there:
-            self._drop(task)  # a rescale has retired it
+            self._discard(task, self._copies.pop(task))  # a rescale has retired it
         if errors:
             raise errors[0]
         if not self._follower.there:
@@ -182,11 +188,11 @@ class FollowedStore:
             except BaseException:
                 directories.discard(live)
                 raise
-        self._drop(task)
         self._copies[task] = copy
+        if before is not None:
+            self._discard(task, before)
 
-    def _drop(self, task: str) -> None:
-        copy = self._copies.pop(task, None)
-        if copy is not None and copy.local is not None and copy.live is not None:
+    def _discard(self, task: str, copy: _Copy) -> None:
+        if copy.local is not None and copy.live is not None:
             copy.local.close()
             self._services.directories(task, self._store).discard(copy.live)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig, StateManager
-from statemgr.errors import ConfigError, MissingState
+from statemgr.errors import ConfigError, DiskFull, MissingState
 from statemgr.operations.standby.followed_store import FollowedStore
+from statemgr.ports import LocalDirectories
+from statemgr.services import Services
+from statemgr.wiring import open_services
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
@@ -81,6 +86,55 @@ def test_copies_share_files_that_may_vanish(kafka: KafkaServer, tmp_path: Path) 
         task.commit({"orders-0": 4})
         for copy in (two, one):
             follow(copy, [b"a"], [b"3"])
+
+
+class _Failing:
+    """Opens services whose local directories of ``task`` fail with ``error`` when they are cloned."""
+
+    def __init__(self) -> None:
+        self.task = ""
+        self.error: BaseException = DiskFull("the disk is full")
+
+    def __call__(self, config: JobConfig) -> Services:
+        services = open_services(config)
+
+        def directories(task: str, store: str) -> LocalDirectories:
+            found = services.directories(task, store)
+            return self._failing(found) if task == self.task else found
+
+        return replace(services, directories=directories)
+
+    def _failing(self, directories: LocalDirectories) -> LocalDirectories:
+        failing = copy(directories)
+        failing.clone = self._raise  # type: ignore[method-assign]
+        return failing
+
+    def _raise(self, committed: object) -> Path:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [DiskFull("the disk is full"), KeyboardInterrupt()])
+def test_a_copy_that_cannot_be_opened(kafka: KafkaServer, tmp_path: Path, error: BaseException) -> None:
+    """The disk is full when a task is opened, at first and at a newer checkpoint. The next call has the newest values,
+    without another checkpoint."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2, kind=SEGMENTS))
+    keys, failing = [b"0", b"1"], _Failing()
+    failing.error = error
+    with StateManager(config) as manager, FollowedStore(config, "totals", services=failing) as followed:
+        tasks = [manager.open_task(f"Partition {i}") for i in range(2)]
+        for number in range(2):
+            for i, task in enumerate(tasks):
+                task.store("totals").put(keys[i], b"%d" % number)
+                task.commit({f"orders-{i}": number + 1})
+            with FollowedStore(config, "totals") as other:
+                follow(other, keys, [b"%d" % number] * 2)
+            failing.task = "Partition 0"
+            with pytest.raises(type(error)):
+                followed.refresh()
+            failing.task = ""
+            if number:
+                followed.refresh()
+            assert followed.get_many(keys) == [b"%d" % number] * 2
 
 
 def test_a_store_that_is_not_there(kafka: KafkaServer, tmp_path: Path) -> None:
