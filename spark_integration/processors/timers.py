@@ -10,6 +10,7 @@ TIME is 8 bytes, epoch milliseconds with the sign bit flipped. KEY is the bytes 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 from statemgr import Store
@@ -65,4 +66,4 @@ def time_and_key(place: bytes) -> tuple[int, bytes]:
 
 
 def _bytes(time_ms: int) -> bytes:
-    return (time_ms + _SIGN).to_bytes(8, "big")
+    return (operator.index(time_ms) + _SIGN).to_bytes(8, "big")  # NumPy's integers overflow

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
@@ -273,6 +274,20 @@ def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:
     assert task.batch(processor, [("a", -1200), ("b", -5000)], 9000) == [("a", "[]"), ("b", "[]")]
     assert task.job.changelog == {}
     assert processor.closed == 3
+
+
+def test_the_time_of_a_timer_is_any_integer(task: Task) -> None:
+    """NumPy's integers are times of timers, as on Spark. A fraction is refused."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        processor.handle.registerTimer(np.int64(5000))
+        processor.handle.registerTimer(np.int64(6000))
+        processor.handle.deleteTimer(np.int64(6000))
+        with pytest.raises(TypeError):
+            processor.handle.registerTimer(7000.5)
+        return list(processor.handle.listTimers())
+
+    assert task.batch(Scripted(lambda handle: None, act), [("a", 1)], 1000) == [("a", "[5000]")]
 
 
 def test_keys_that_begin_alike_are_apart(task: Task) -> None:
