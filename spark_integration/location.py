@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ _WITHOUT_CHECKSUMS = ("fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.l
 #: Another one, which makes Spark's logs plain files. Without its native library, Hadoop starts a process (chmod) for
 #: each file that it creates, and no setting of its own avoids that. A batch writes two, and waits for each.
 _MANAGER = ("spark.sql.streaming.checkpointFileManagerClass", "statemgr.PlainFiles")
+#: Held while these are set. Another start would take them for the user's, and set them again at its end.
+_changing = threading.RLock()
 _PLAIN_FILES = """
 package statemgr;
 
@@ -89,8 +92,9 @@ class Location:
 
     @contextmanager
     def quick(self) -> Iterator[None]:
-        """A block in which a query is started. If the location is the query's own, Spark writes its logs faster."""
-        with ExitStack() as settings:
+        """A block in which a query is started. If the location is the query's own, Spark writes its logs faster.
+        Waits for other starts."""
+        with _changing, ExitStack() as settings:
             if not self.kept:
                 settings.enter_context(changed(self._spark, *_WITHOUT_CHECKSUMS))
                 if settings.enter_context(_with_plain_files(self._spark)):
@@ -102,7 +106,8 @@ class Location:
         code writes there is not in this location."""
         name, value = _MANAGER
         if not self.kept and session.conf.get(name, None) == value:
-            set_or_unset(session, name, self._spark.conf.get(name, None))
+            with _changing:
+                set_or_unset(session, name, self._spark.conf.get(name, None))
 
     @property
     def is_local(self) -> bool:

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -15,6 +17,7 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import DataFrame
 
 from spark_integration import RunningQuery, StatefulQuery, location
+from spark_integration.location import Location
 from statemgr.errors import InvalidError
 from tests.spark.conftest import OUTPUT, Pipeline, count
 
@@ -112,6 +115,36 @@ def test_logs_are_plain_files(
     assert (of_logs == "statemgr.PlainFiles") is can_compile
     assert managers == [None]
     assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+class OnlySettings:
+    """A session with settings, whose JVM Python may not call."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.conf = self
+        self.get, self.set, self.unset = self.settings.get, self.settings.__setitem__, self.settings.pop
+
+
+def test_starts_on_two_threads_leave_the_sessions_settings() -> None:
+    """A start that begins within another one, and ends after it, does not take its settings for the user's."""
+    session: Any = OnlySettings()
+    inside, leave = threading.Event(), threading.Event()
+
+    def start() -> None:
+        with Location(session, "file:/two", kept=False).quick():
+            inside.set()
+            assert leave.wait(30)
+
+    other = threading.Thread(target=start)
+    with Location(session, "file:/one", kept=False).quick():
+        assert session.settings
+        other.start()
+        inside.wait(0.5)
+    assert inside.wait(30)
+    leave.set()
+    other.join()
+    assert session.settings == {}
 
 
 def test_what_a_killed_driver_leaves(pipeline: MakePipeline, memory: Path) -> None:
