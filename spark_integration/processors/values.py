@@ -108,23 +108,40 @@ def unreadable(written: DataType, read: DataType, path: str = "") -> str | None:
         fields = {field.name: field for field in written.fields}  # type: ignore[attr-defined]
         for field in read.fields:  # type: ignore[attr-defined]
             at, before = f"{path}.{field.name}" if path else field.name, fields.get(field.name)
-            if not field.nullable and (before is None or before.nullable):
-                return f"{at} is declared NOT NULL now, and may be null in them"
-            reason = None if before is None else unreadable(before.dataType, field.dataType, at)
+            if before is None:
+                reason = None if field.nullable else _not_null(at)
+            else:
+                reason = _unreadable_part(before.dataType, before.nullable, field.dataType, field.nullable, at)
             if reason is not None:
                 return reason
         return None
     if old == new == "ArrayType":
-        return unreadable(written.elementType, read.elementType, f"{path}.element")  # type: ignore[attr-defined]
+        return _unreadable_part(
+            written.elementType,  # type: ignore[attr-defined]
+            written.containsNull,  # type: ignore[attr-defined]
+            read.elementType,  # type: ignore[attr-defined]
+            read.containsNull,  # type: ignore[attr-defined]
+            f"{path}.element",
+        )
     if old == new == "MapType":
-        return unreadable(written.keyType, read.keyType, f"{path}.key") or unreadable(  # type: ignore[attr-defined]
+        return unreadable(written.keyType, read.keyType, f"{path}.key") or _unreadable_part(  # type: ignore[attr-defined]
             written.valueType,  # type: ignore[attr-defined]
+            written.valueContainsNull,  # type: ignore[attr-defined]
             read.valueType,  # type: ignore[attr-defined]
+            read.valueContainsNull,  # type: ignore[attr-defined]
             f"{path}.value",
         )
     if written.simpleString() == read.simpleString():
         return None
     return f"{path or 'the value'} was {written.simpleString()} and is {read.simpleString()}"
+
+
+def _unreadable_part(written: DataType, had_null: bool, read: DataType, has_null: bool, at: str) -> str | None:
+    return _not_null(at) if had_null and not has_null else unreadable(written, read, at)
+
+
+def _not_null(at: str) -> str:
+    return f"{at} is declared NOT NULL now, and may be null in them"
 
 
 def as_bytes(value: Any) -> bytes:

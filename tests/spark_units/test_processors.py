@@ -403,11 +403,35 @@ def test_fields_that_are_not_null(task: Task, schema: StructType) -> None:
         task.batch(keep(nulls), [("a", 1)], 1000)
 
 
-def test_a_field_that_becomes_not_null(task: Task) -> None:
-    """Values that were written before may have a null in it, so the change is refused."""
-    task.batch(Scripted(value(), lambda p, n: p.states.update((None,))), [("a", 1)], 1000)
-    with pytest.raises(InvalidError, match="n is declared NOT NULL now"):
-        task.batch(Scripted(lambda h: h.getValueState("value", NOT_NULL), lambda p, n: None), [("a", 1)], 1000)
+@pytest.mark.parametrize(
+    ("written", "read", "at"),
+    [
+        (NUMBER, NOT_NULL, "n"),
+        (StructType(), NOT_NULL, "n"),
+        *(
+            (StructType().add("in", kind(True)), StructType().add("in", kind(False)), at)
+            for kind, at in (
+                (lambda null: StructType([StructField("n", LongType(), null)]), "in.n"),
+                (lambda null: ArrayType(LongType(), null), "in.element"),
+                (lambda null: MapType(StringType(), LongType(), null), "in.value"),
+                (lambda null: ArrayType(MapType(StringType(), LongType(), null), False), "in.element.value"),
+            )
+        ),
+    ],
+)
+def test_what_becomes_not_null(task: Task, written: StructType, read: StructType, at: str) -> None:
+    """Values that were written before may have a null in the field, element or value, so the change is refused. The
+    reverse is not."""
+
+    def declared(schema: StructType) -> Scripted:
+        return Scripted(lambda handle: handle.getValueState("value", schema), lambda p, n: None)
+
+    task.batch(declared(written), [("a", 1)], 1000)
+    with pytest.raises(InvalidError, match=f": {at} is declared NOT NULL now"):
+        task.batch(declared(read), [("a", 1)], 1000)
+    task.record = Record(KEY, "visits", "processingtime", {})
+    for schema in (read, written):
+        task.batch(declared(schema), [("a", 1)], 1000)
 
 
 def test_values_of_older_schemas_are_read_with_the_newest(task: Task) -> None:
