@@ -43,12 +43,12 @@ _PLAIN = {
 #: Spark's decimals have up to 38 digits, but Python's default is 28.
 _DIGITS = Context(prec=38)
 _SMALL = {"ByteType": 8, "ShortType": 16}
-#: Avro's promotions between Spark's types, from the written type to the types that can be read instead.
+#: Avro's promotions between Spark's types, from the written type to the types that can be read instead. Not from bytes
+#: to a text: they may not be UTF-8.
 _ORDER = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType")
 _PROMOTIONS = {
     **{written: set(_ORDER[i + 1 :]) for i, written in enumerate(_ORDER)},
     "StringType": {"BinaryType"},
-    "BinaryType": {"StringType"},
 }
 _Convert = Callable[[Any], Any]
 

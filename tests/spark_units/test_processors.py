@@ -479,6 +479,19 @@ def test_a_change_that_cannot_be_resolved(task: Task, declare: Callable[[Any], N
     assert caught.value.hint
 
 
+def test_a_text_becomes_binary_and_not_the_reverse(task: Task) -> None:
+    """Bytes that were written before need not be a text, so that change is refused at the start."""
+    text, binary = (StructType().add("b", kind) for kind in (StringType(), BinaryType()))
+
+    def declared(schema: StructType, act: Callable[[Any], Any]) -> Scripted:
+        return Scripted(lambda handle: handle.getValueState("value", schema), lambda p, n: act(p.states))
+
+    task.batch(declared(text, lambda state: state.update(("é",))), [("a", 1)], 1000)
+    assert task.batch(declared(binary, lambda state: state.get()), [("a", 1)], 1000) == [("a", repr(("é".encode(),)))]
+    with pytest.raises(InvalidError, match="b was binary and is string"):
+        task.batch(declared(text, lambda state: state.get()), [("a", 1)], 1000)
+
+
 def test_a_text_as_the_key_of_a_map(task: Task) -> None:
     """As on Spark, a row may be any sequence, so a text of one character is a row of it."""
     name = StructType([StructField("name", StringType())])
