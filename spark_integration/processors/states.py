@@ -34,7 +34,7 @@ _INT = 8
 _PYTHONS = frozenset((int, str, float, bool, bytes, type(None)))
 #: Number of grouping keys whose values are read together.
 _AHEAD = 256
-#: Number of a long list's elements that are read at once, and of expired values that are deleted at once.
+#: Number of a list's elements that are read without a scan, and of elements or expired values that are deleted at once.
 _CHUNK = 1000
 
 
@@ -183,7 +183,10 @@ class StoredValue(ValueState):
 
 
 class StoredList(ListState):
-    """A list state: its bounds, and a key for each element, so that appending does not read the list."""
+    """A list state: its bounds, and a key for each element, so that appending does not read the list.
+
+    An iteration shows the list as it was when it began.
+    """
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -228,12 +231,19 @@ class StoredList(ListState):
 
     def _rows(self, place: bytes) -> Iterator[Row]:
         first, end = bounds(self._cells.own(place))
-        for start in range(first, end, _CHUNK):
-            indexes = range(start, min(end, start + _CHUNK))
-            for data in self._cells.store.get_many([place + _bytes(i) for i in indexes]):
-                row = self._cells.read(data)
-                if row is not None:
-                    yield row
+        store = self._cells.store
+        if end - first <= _CHUNK:  # a scan would first write the changes that the store has gathered
+            return self._read(store.get_many([place + _bytes(i) for i in range(first, end)]))
+        found = store.range(place + _bytes(first), place + _bytes(end))
+
+        def read() -> Iterator[Row]:
+            with found as items:
+                yield from self._read(data for _, data in items)
+
+        return read()
+
+    def _read(self, stored: Iterable[bytes | None]) -> Iterator[Row]:
+        return (row for data in stored if (row := self._cells.read(data)) is not None)
 
 
 class StoredMap(MapState):

@@ -189,6 +189,31 @@ def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
     assert task.job.changelog == {}
 
 
+@pytest.mark.parametrize("length", [3, 2500])
+@pytest.mark.parametrize("change", ["clear", "put", "append"])
+def test_a_list_that_changes_while_it_is_read(task: Task, length: int, change: str) -> None:
+    """An iteration shows the list as of ``get``, however long it is, and closes what it reads from at its end."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        state = processor.states
+        state.appendList([(n,) for n in range(length)])
+        found, begun, dropped = state.get(), state.get(), state.get()
+        seen = [next(begun)]
+        match change:
+            case "clear":
+                state.clear()
+            case "put":
+                state.put([(-1,)] * length)
+            case "append":
+                state.appendValue((-1,))
+        del dropped
+        expected = [(n,) for n in range(length)]
+        return list(found) == expected and seen + list(begun) == expected
+
+    processor = Scripted(lambda handle: handle.getListState("list", NUMBER), act)
+    assert task.batch(processor, [("a", 0)], 1000) == [("a", "True")]
+
+
 def test_entries_of_a_map_expire_one_by_one(task: Task) -> None:
     """Each entry expires after its own update, and keys are in order."""
 
