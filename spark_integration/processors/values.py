@@ -9,6 +9,7 @@ hexadecimal digits of its UTF-8 bytes.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -43,6 +44,8 @@ _PLAIN = {
 #: Spark's decimals have up to 38 digits, but Python's default is 28.
 _DIGITS = Context(prec=38)
 _SMALL = {"ByteType": 8, "ShortType": 16}
+#: The least number that 32 bits round to infinity.
+_TOO_LARGE = 2.0**128 - 2.0**103
 #: Avro's promotions between Spark's types, from the written type to the types that can be read instead. Not from bytes
 #: to a text: they may not be UTF-8.
 _ORDER = ("ByteType", "ShortType", "IntegerType", "LongType", "FloatType", "DoubleType")
@@ -211,6 +214,8 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
         return lambda value: Decimal(value).quantize(quantum, ROUND_HALF_UP, _DIGITS), _same
     if name == "BinaryType":
         return as_bytes, _same
+    if name == "FloatType":
+        return _single, _same
     if name in _SMALL:
         return _within(_SMALL[name]), _same
     return _same, _same
@@ -232,6 +237,12 @@ def _optional(kind: DataType, *, nullable: bool = True) -> tuple[_Convert, _Conv
 
 
 def _same(value: Any) -> Any:
+    return value
+
+
+def _single(value: Any) -> Any:
+    if _TOO_LARGE <= abs(value) < math.inf:
+        raise ValueError(f"{value} does not fit into a float of 32 bits")
     return value
 
 

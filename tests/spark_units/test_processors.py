@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DecimalType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -564,6 +566,21 @@ def test_values_of_wrong_types_are_refused(task: Task) -> None:
         processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
         with pytest.raises(InvalidError):
             task.batch(processor, [("a", 1)], 1000)
+
+
+def test_a_number_that_a_float_cannot_hold() -> None:
+    """It is refused, and does not become infinite. Infinity and the largest number are stored."""
+    serde = value_serde([StructType([StructField("f", FloatType())])])
+    largest = float(np.finfo(np.float32).max)
+    least_too_large = (largest + 2.0**128) / 2
+    for wrong in (least_too_large, -least_too_large, 1e300, 10**400, "1.0"):
+        with pytest.raises(InvalidError):
+            serde.serialize((wrong,))
+    for given in (largest, -largest, math.inf, -math.inf, 0.5, 1, None):
+        assert serde.deserialize(serde.serialize((given,))) == (given,)
+    below = math.nextafter(least_too_large, 0)
+    assert serde.deserialize(serde.serialize((below,))) == (largest,)
+    assert math.isnan(serde.deserialize(serde.serialize((math.nan,)))[0])
 
 
 def test_only_bytes_are_binary() -> None:
