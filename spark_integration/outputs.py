@@ -228,7 +228,7 @@ class TableOutput:
             FileOutput(facts["Location"], provider, self.job, self.partition_by, self.options)(rows, sequence)
             session.catalog.refreshTable(self.name)
             return
-        once = {"txnAppId": self.job, "txnVersion": str(sequence)}
+        once = _once(provider, self.job, sequence)
         rows.writeTo(self.name).options(**self.options, **once).append()
 
 
@@ -246,9 +246,17 @@ class FormatOutput:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, rows: DataFrame, sequence: int) -> None:
-        once = {"txnAppId": self.job, "txnVersion": str(sequence)}
+        once = _once(self.format, self.job, sequence)
         writer = rows.write.format(self.format).mode("append").options(**self.options, **once)
         (writer.partitionBy(*self.partition_by) if self.partition_by else writer).save(self.path)
+
+
+def _once(kind: str, job: str, sequence: int) -> dict[str, str]:
+    """Options by which Delta Lake, and any format that knows them, skips a sequence that it has.
+
+    JDBC would pass them on to the database's driver, which may refuse them.
+    """
+    return {} if kind.lower() == "jdbc" else {"txnAppId": job, "txnVersion": str(sequence)}
 
 
 @dataclass(frozen=True)

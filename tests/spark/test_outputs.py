@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's name for it
 from pyspark.sql.streaming import StatefulProcessor
 
 from spark_integration import StatefulQuery, stateful
-from spark_integration.outputs import FileOutput, ForeachOutput, MemoryOutput, TableOutput
+from spark_integration.outputs import FileOutput, ForeachOutput, FormatOutput, MemoryOutput, TableOutput
 from spark_integration.processors.frame import StatefulFrame
 from spark_integration.writer import StatefulWriter
 from statemgr.errors import InvalidError, StatemgrError
@@ -169,6 +169,39 @@ def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> 
     found["view"] = spark.table("given_view")
     assert {name: rows.count() for name, rows in found.items()} == dict.fromkeys(outputs, 13)
     spark.sql("DROP TABLE given_again")
+
+
+class Writes:
+    """Rows that note the options with which they are written."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, str] = {}
+
+    @property
+    def write(self) -> Writes:
+        return self
+
+    def format(self, _: str) -> Writes:
+        return self
+
+    def mode(self, _: str) -> Writes:
+        return self
+
+    def options(self, **options: str) -> Writes:
+        self.noted = options
+        return self
+
+    def save(self, _: str | None) -> None:
+        pass
+
+
+def test_the_options_of_a_sequence() -> None:
+    """A format gets them with the user's own, because it may know them. A database's driver may refuse them."""
+    user = {"url": "jdbc:db"}
+    for name, own in (("delta", {"txnAppId": "job/1", "txnVersion": "3"}), ("jdbc", {}), ("JDBC", {})):
+        rows: Any = Writes()
+        FormatOutput(name, "job/1", options=user)(rows, 3)
+        assert rows.noted == user | own
 
 
 def test_a_directory_that_another_query_has_written(tmp_path: Path, spark: SparkSession) -> None:
