@@ -100,15 +100,7 @@ def value_column(store: StoreConfig) -> Column:
     arrow, schema = arrow_type(kind), json.loads(store.avro_schemas()[-1])
     column = AvroColumn([Version(schema, arrow)], arrow, _converted(serde.deserialize, arrow))
 
-    def decode(data: Sequence[bytes | None]) -> pa.Array:
-        there = [one for one in data if one is not None]
-        found = column.decode(there)
-        if len(there) == len(data):
-            return found
-        numbers = iter(range(len(there)))
-        return found.take(pa.array([None if one is None else next(numbers) for one in data], pa.int64()))
-
-    return Column(kind, decode, serde.serialize, ordered=False)
+    return Column(kind, _with_nulls(column.decode), serde.serialize, ordered=False)
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
@@ -159,15 +151,26 @@ def _with_times(kind: str, inner: Column, serde: Serde[Any]) -> Column:
     names = field_names(kind)
     fields = [StructField(name, of, True) for name, of in zip(names, (inner.kind, LongType(), LongType()), strict=True)]
 
-    def decode(data: Sequence[bytes | None]) -> pa.Array:
-        there = [one for one in data if one is not None]
-        numbers = [serde.deserialize(one)[1:] for one in there]
+    def decode(data: Sequence[bytes]) -> pa.Array:
+        numbers = [serde.deserialize(one)[1:] for one in data]
         columns = [pa.array([pair[at] for pair in numbers], pa.int64()) for at in (0, 1)]
-        found = pa.StructArray.from_arrays([inner.decode([inner_key(one) for one in there]), *columns], list(names))
+        return pa.StructArray.from_arrays([inner.decode([inner_key(one) for one in data]), *columns], list(names))
+
+    return Column(StructType(fields), _with_nulls(decode), serde.serialize, ordered=False)
+
+
+def _with_nulls(decode: Callable[[Sequence[bytes]], pa.Array]) -> Decode:
+    """Decode the bytes that are there, and put a null in the place of the others."""
+
+    def decode_all(data: Sequence[bytes | None]) -> pa.Array:
+        there = [one for one in data if one is not None]
+        found = decode(there)
+        if len(there) == len(data):
+            return found
         places = iter(range(len(there)))
         return found.take(pa.array([None if one is None else next(places) for one in data], pa.int64()))
 
-    return Column(StructType(fields), decode, serde.serialize, ordered=False)
+    return decode_all
 
 
 def _utf8(data: Sequence[bytes | None]) -> pa.Array:
