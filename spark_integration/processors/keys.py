@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 #: Spark's types with a whole number as internal form → its bytes.
-_WHOLE = {
+WHOLE = {
     "ByteType": 1,
     "ShortType": 2,
     "IntegerType": 4,
@@ -37,7 +37,7 @@ _WHOLE = {
     "DayTimeIntervalType": 8,
 }
 _FLOATS = {"FloatType": (">f", 4), "DoubleType": (">d", 8)}
-_DECIMAL_BYTES = 16
+DECIMAL_BYTES = 16
 #: More digits than any of Spark's decimals. Python's default would round from 29 digits on.
 _DIGITS = Context(prec=100)
 _NULL, _VALUE, _END = b"\x00", b"\x01", b"\x00\x01"
@@ -87,7 +87,7 @@ def _can_be_key(kind: DataType) -> bool:
         return _can_be_key(kind.elementType)  # type: ignore[attr-defined]
     if name == "StructType":
         return all(_can_be_key(field.dataType) for field in kind.fields)  # type: ignore[attr-defined]
-    return name in _WHOLE or name in _FLOATS or name in ("BooleanType", "BinaryType", "DecimalType")
+    return name in WHOLE or name in _FLOATS or name in ("BooleanType", "BinaryType", "DecimalType")
 
 
 def _encode(out: bytearray, kind: DataType, value: Any) -> None:
@@ -96,10 +96,10 @@ def _encode(out: bytearray, kind: DataType, value: Any) -> None:
         return
     out += _VALUE
     name = type(kind).__name__
-    if name in _WHOLE:
+    if name in WHOLE:
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{value!r} is not a whole number")
-        size = _WHOLE[name]
+        size = WHOLE[name]
         out += (value + (1 << (8 * size - 1))).to_bytes(size, "big")
     elif name in _FLOATS:
         form, size = _FLOATS[name]
@@ -120,7 +120,7 @@ def _encode(out: bytearray, kind: DataType, value: Any) -> None:
         unscaled = Decimal(value).scaleb(kind.scale, _DIGITS)  # type: ignore[attr-defined]
         if unscaled != int(unscaled):
             raise ValueError(f"{value} has more digits than {kind.simpleString()}")
-        out += (int(unscaled) + (1 << (8 * _DECIMAL_BYTES - 1))).to_bytes(_DECIMAL_BYTES, "big")
+        out += (int(unscaled) + (1 << (8 * DECIMAL_BYTES - 1))).to_bytes(DECIMAL_BYTES, "big")
     elif name == "ArrayType":
         for item in value:
             out += _VALUE
@@ -136,8 +136,8 @@ def _decode(kind: DataType, data: bytes, at: int) -> tuple[Any, int]:
         return None, at + 1
     at += 1
     name = type(kind).__name__
-    if name in _WHOLE:
-        size = _WHOLE[name]
+    if name in WHOLE:
+        size = WHOLE[name]
         return _number(data, at, size) - (1 << (8 * size - 1)), at + size
     if name in _FLOATS:
         form, size = _FLOATS[name]
@@ -153,9 +153,9 @@ def _decode(kind: DataType, data: bytes, at: int) -> tuple[Any, int]:
     if name == "BooleanType":
         return bool(data[at]), at + 1
     if name == "DecimalType":
-        unscaled = _number(data, at, _DECIMAL_BYTES) - (1 << (8 * _DECIMAL_BYTES - 1))
+        unscaled = _number(data, at, DECIMAL_BYTES) - (1 << (8 * DECIMAL_BYTES - 1))
         digits = tuple(int(digit) for digit in str(abs(unscaled)))
-        return Decimal((int(unscaled < 0), digits, -kind.scale)), at + _DECIMAL_BYTES  # type: ignore[attr-defined]
+        return Decimal((int(unscaled < 0), digits, -kind.scale)), at + DECIMAL_BYTES  # type: ignore[attr-defined]
     items = []
     if name == "ArrayType":
         while data[at]:

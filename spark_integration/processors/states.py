@@ -29,7 +29,8 @@ from statemgr.errors import CorruptError
 _STATE, _EXPIRY = b"s", b"x"
 #: The end of a name in a key.
 _END = b"\x00\x01"
-_INT = 8
+#: Bytes of an index, an expiry and a time.
+INT = 8
 #: Types that already have the form that Spark needs.
 _PYTHONS = frozenset((int, str, float, bool, bytes, type(None)))
 #: Number of grouping keys whose values are read together.
@@ -134,7 +135,7 @@ class Cells:
     def _internal(self, data: bytes | None) -> tuple[Any, ...] | None:
         if data is None or not self.is_live(data):
             return None
-        found: tuple[Any, ...] = self._serde.deserialize(data if self._ttl_ms is None else data[_INT:])
+        found: tuple[Any, ...] = self._serde.deserialize(data if self._ttl_ms is None else data[INT:])
         return found
 
     def is_live(self, data: bytes) -> bool:
@@ -160,7 +161,7 @@ class Cells:
     def _forget(self, places: Sequence[bytes]) -> None:
         """Remove the places from the index of expiries."""
         found = zip(places, self.store.get_many(places), strict=True)
-        self.store.delete_many([_EXPIRY + data[:_INT] + place for place, data in found if data is not None])
+        self.store.delete_many([_EXPIRY + data[:INT] + place for place, data in found if data is not None])
 
 
 class StoredValue(ValueState):
@@ -326,16 +327,16 @@ def delete_expired(batch: Batch, lists: frozenset[bytes]) -> int:
     store, deleted = batch.store, 0
     with store.range(_EXPIRY, _EXPIRY + _bytes(batch.time_ms + 1)) as items:
         for entries in chunks(entry for entry, _ in items):
-            places = [entry[1 + _INT :] for entry in entries]
+            places = [entry[1 + INT :] for entry in entries]
             # an entry points to nothing if its value was deleted with its variable, or written again since
             current = [
                 place
                 for entry, place, data in zip(entries, places, store.get_many(places), strict=True)
-                if data is not None and data[:_INT] == entry[1 : 1 + _INT]
+                if data is not None and data[:INT] == entry[1 : 1 + INT]
             ]
             store.delete_many([*entries, *current])
             deleted += len(current)
-            of_lists = [place[:-_INT] for place in current if place[: place.index(_END) + len(_END)] in lists]
+            of_lists = [place[:-INT] for place in current if place[: place.index(_END) + len(_END)] in lists]
             for place in dict.fromkeys(of_lists):
                 _shorten(store, place)
     return deleted
@@ -349,7 +350,7 @@ def first_expiry(store: Store) -> int | None:
 
 def bounds(data: bytes | None) -> tuple[int, int]:
     """Return the index of a list's first element, and the index after its last one."""
-    return (0, 0) if data is None else (_number(data), _number(data, _INT))
+    return (0, 0) if data is None else (_number(data), _number(data, INT))
 
 
 def chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -405,10 +406,10 @@ def variable_prefix(name: str) -> bytes:
 
 
 def _bytes(number: int) -> bytes:
-    return number.to_bytes(_INT, "big")
+    return number.to_bytes(INT, "big")
 
 
 def _number(data: bytes, at: int = 0) -> int:
-    if len(data) < at + _INT:
+    if len(data) < at + INT:
         raise CorruptError("a stored value is too short", hint="only a processor's query may write to its store")
-    return int.from_bytes(data[at : at + _INT], "big")
+    return int.from_bytes(data[at : at + INT], "big")

@@ -14,17 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_integration.processors.keys import DECIMAL_BYTES, WHOLE
 from statemgr.errors import CorruptError
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 #: Bytes after the last row, so that no number of a damaged row is read beyond the end of the array.
 _PAD = 16
-_WHOLE = {"ByteType": 1, "ShortType": 2, "IntegerType": 4, "LongType": 8, "DateType": 4, "TimestampType": 8,
-          "TimestampNTZType": 8, "DayTimeIntervalType": 8}  # fmt: skip
 #: Bytes of a text, on average, from which each text is copied alone: a number for each byte would take too much memory.
 LONG = 64
-_DECIMAL = 16
 _VARINT = 10
 _LOGICAL_PLAIN = ("date", "timestamp-micros", "local-timestamp-micros")
 _MILLIS = np.iinfo(np.int64).max // 1000
@@ -178,8 +176,8 @@ def key_columns(schema: Any, arrow: pa.StructType, cursor: Cursor) -> pa.Array:
 def _key(kind: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> pa.Array:
     name = type(kind).__name__
     mask = within & (cursor.byte(within) != 0)
-    if name in _WHOLE:
-        size = _WHOLE[name]
+    if name in WHOLE:
+        size = WHOLE[name]
         found = cursor.big_endian(size, mask).view(np.int64) - np.int64(1 << (8 * size - 1) if size < 8 else 0)
         if size == 8:
             found = found ^ np.int64(-(1 << 63))
@@ -192,7 +190,7 @@ def _key(kind: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> pa.Arra
     elif name == "BooleanType":
         result = pa.array(cursor.byte(mask) != 0, arrow, mask=~mask)
     elif name == "DecimalType":
-        unscaled = cursor.fixed(_DECIMAL, mask)[:, ::-1].copy()
+        unscaled = cursor.fixed(DECIMAL_BYTES, mask)[:, ::-1].copy()
         unscaled[:, -1] ^= 0x80
         result = pa.Array.from_buffers(arrow, len(cursor), [bitmap(mask), pa.py_buffer(unscaled)])
     elif name in ("StringType", "BinaryType"):
@@ -288,10 +286,10 @@ def _decimal(schema: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> p
     lengths = cursor.varint(within)
     if len(lengths) and (int(lengths.min()) < 0 or bool((cursor.at + lengths > cursor.ends).any())):
         raise _early()
-    if len(lengths) and int(lengths.max()) > _DECIMAL:
+    if len(lengths) and int(lengths.max()) > DECIMAL_BYTES:
         raise Unsupported
     last = cursor.at + lengths - 1
-    places = np.arange(_DECIMAL)
+    places = np.arange(DECIMAL_BYTES)
     found = cursor.data[np.maximum(last[:, None] - places, 0)]
     first = np.where(lengths > 0, cursor.data[np.minimum(cursor.at, len(cursor.data) - 1)], 0)
     sign = np.where(first >= 0x80, 0xFF, 0).astype(np.uint8)

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import Filter
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from spark_integration.processors.keys import decode_key, encode_key
-from spark_integration.processors.states import variable_prefix
+from spark_integration.processors.states import INT, variable_prefix
 from spark_integration.processors.timers import BY_TIME, time_and_key
 from spark_integration.processors.values import avro_schema, value_serde
 from spark_integration.processors.variables import LIST, MAP, Record, Variable
@@ -25,7 +25,6 @@ from spark_integration.reading.columns import arrow_type
 from spark_integration.reading.filters import Range, after, equal_to
 from statemgr.errors import InvalidError
 
-_INT = 8
 Pairs = Sequence[tuple[bytes, bytes]]
 
 
@@ -72,9 +71,9 @@ class VariableColumns:
         expires = []
         if self._variable.ttl_ms is not None:
             cursor = bulk.Cursor.of(data)
-            millis = cursor.big_endian(_INT, cursor.all()).view(np.int64)
+            millis = cursor.big_endian(INT, cursor.all()).view(np.int64)
             expires = [bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
-        skip = 0 if self._variable.ttl_ms is None else _INT
+        skip = 0 if self._variable.ttl_ms is None else INT
         return [*columns, self._values.decode(data, skip), *expires]
 
     def _keys(self, places: Sequence[bytes]) -> tuple[pa.Array, bulk.Ints]:
@@ -115,7 +114,7 @@ class TimerColumns:
     def arrays(self, pairs: Pairs) -> list[pa.Array]:
         """Decode the columns of some items of the store. Raises: CorruptError."""
         cursor = bulk.Cursor.of([place for place, _ in pairs], len(BY_TIME))
-        millis = cursor.big_endian(_INT, cursor.all()).view(np.int64) ^ np.int64(-(1 << 63))
+        millis = cursor.big_endian(INT, cursor.all()).view(np.int64) ^ np.int64(-(1 << 63))
         try:
             keys = bulk.key_columns(self._key, arrow_type(self._key), cursor)
         except bulk.Unsupported:
