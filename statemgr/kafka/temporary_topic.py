@@ -11,13 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
-
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, StatemgrError, UnavailableError
 from statemgr.ids import IdSource, transactional_id
-from statemgr.kafka.clients import DEADLINE_S, producer
-from statemgr.kafka.errors import ClientErrors, translate, translated
+from statemgr.kafka.plain_writes import write_plainly
 from statemgr.kafka.reader import PartitionReader
 from statemgr.kafka.topics import TopicAdmin, TopicSpec
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
@@ -25,6 +22,8 @@ from statemgr.ports import Clock
 
 log = logging.getLogger(__name__)
 _KEY, _VALUE = b"key", b"value"
+#: Seconds by which the times that two clocks measure may differ.
+_DISAGREE_S = 1.0
 
 
 @contextmanager
@@ -64,7 +63,8 @@ def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:
 
 
 class BrokerTime:
-    """The brokers' clock. It asks them once, and then adds the time that has passed on the monotonic clock.
+    """The brokers' clock. It asks them once, and then adds the time that has passed on this machine. It asks again if
+    the machine's clocks disagree about that: one stands still while the machine is suspended, and people set the other.
 
     Safe to use from many threads.
     """
@@ -74,8 +74,8 @@ class BrokerTime:
         self._clock = clock
         self._ids = ids
         self._lock = threading.Lock()
-        #: The broker's time, and the monotonic time before it was asked for.
-        self._asked: tuple[int, float] | None = None
+        #: The broker's time, and the seconds of this machine's two clocks before it was asked for.
+        self._asked: tuple[int, float, float] | None = None
 
     def now_ms(self) -> int:
         """The broker's time in epoch milliseconds. It may be too high by the length of a request, but never too low.
@@ -83,12 +83,16 @@ class BrokerTime:
         Raises: UnavailableError, AccessDenied, InvalidError (the brokers refuse to create the topic).
         """
         with self._lock:
-            if self._asked is None:
+            now_s, wall_s = self._now_s()
+            if self._asked is None or abs((now_s - self._asked[1]) - (wall_s - self._asked[2])) > _DISAGREE_S:
                 self._asked = self._ask()
-            broker_ms, before_s = self._asked
-        return broker_ms + int((self._clock.monotonic() - before_s) * 1000) + 1
+            broker_ms, before_s, _ = self._asked
+        return broker_ms + int((self._clock.elapsed() - before_s) * 1000) + 1
 
-    def _ask(self) -> tuple[int, float]:
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.elapsed(), self._clock.time_ns() / 1e9
+
+    def _ask(self) -> tuple[int, float, float]:
         asked = None
         try:
             with _temporary_topic(self._config, self._clock, self._ids) as (_, topic):
@@ -99,21 +103,9 @@ class BrokerTime:
             log.warning("a temporary topic could not be deleted: %s", error)
         return asked
 
-    def _write_to(self, topic: str) -> tuple[int, float]:
-        answers: list[tuple[KafkaError | None, tuple[int, int]]] = []
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            answers.append((error, message.timestamp()))
-
-        errors, doing = ClientErrors(), "asking for the broker's time"
-        client = producer(self._config, errors, acks="all")
-        before_s = self._clock.monotonic()
-        with translated(doing, errors, topic=topic):
-            client.produce(topic, b"time", partition=0, on_delivery=delivered)
-            client.flush(DEADLINE_S)
-        for error, (kind, timestamp_ms) in answers:
-            if error is not None:
-                raise translate(error, doing, reported=errors, topic=topic)
-            if kind == TIMESTAMP_LOG_APPEND_TIME:
-                return timestamp_ms, before_s
-        raise UnavailableError("the broker did not report its time", topic=topic)
+    def _write_to(self, topic: str) -> tuple[int, float, float]:
+        before = self._now_s()
+        broker_ms = write_plainly(self._config, topic, 0, [(_KEY, _VALUE)], "asking for the broker's time")
+        if broker_ms is None:
+            raise UnavailableError("the broker did not report its time", topic=topic)
+        return broker_ms, *before

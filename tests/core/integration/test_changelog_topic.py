@@ -8,7 +8,9 @@ from confluent_kafka import TopicPartition
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.local.machine import SystemClock, system_ids
+from tests.clocks import SuspendedClock
 from tests.kafka_jobs import (
     EAGER,
     client,
@@ -43,6 +45,21 @@ def _transact(config: JobConfig, topic: str, *keys: bytes, commit: bool = True) 
         producer.produce(topic, b"v", key, 0)
     producer.flush(30)
     producer.commit_transaction(30) if commit else producer.abort_transaction(30)
+
+
+def test_the_brokers_time_after_the_machine_was_suspended(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that the time is measured with stood still meanwhile, so the broker is asked again."""
+    clock, system = SuspendedClock(), SystemClock()
+    broker = BrokerTime(job(kafka), clock, system_ids())
+    first = broker.now_ms()
+    assert 0 <= first - system.time_ns() // 1_000_000 + 1000 < 6000
+    clock.suspended_s = 3600.0
+    asked: list[str] = []
+    real = broker._ask
+    monkeypatch.setattr(broker, "_ask", lambda: asked.append("again") or real())
+    assert broker.now_ms() >= first
+    assert broker.now_ms() >= first
+    assert asked == ["again"]
 
 
 def test_a_range_is_read_to_exactly_its_end(kafka: KafkaServer) -> None:

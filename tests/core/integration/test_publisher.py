@@ -22,6 +22,7 @@ from statemgr.errors import (
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, job_transactional_id, task_transactional_id
 from statemgr.local.machine import SystemClock
 from statemgr_tools.dev.kafka import KafkaBroker
+from tests.clocks import SuspendedClock
 from tests.kafka_jobs import committed, job, make_topics, wait_until
 from tests.servers import KafkaServer
 
@@ -250,16 +251,6 @@ def test_a_fenced_owner_learns_it_when_it_settles(own_kafka: Callable[..., Kafka
         transaction.send_changes(topic, 0, [(b"zombie", b"v")])
     _publish(newer, topic, b"newest")
     assert [key for key, _ in committed(config, topic)][-2:] == [b"newer", b"newest"]
-
-
-class SuspendedClock(SystemClock):
-    """The clock of a machine that was suspended: only its wall clock has gone on."""
-
-    suspended_s = 0.0
-
-    def time_ns(self) -> int:
-        """The time on the wall."""
-        return super().time_ns() + int(self.suspended_s * 1e9)
 
 
 @pytest.mark.parametrize("suspended_s", [0.0, 3600.0])
