@@ -70,15 +70,29 @@ def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
     return found
 
 
+def bytes_left(left: Mapping[str, tuple[Path, int]], sizes: Mapping[str, int]) -> int:
+    """Bytes on the disk that files of these sizes need no more, since :func:`take_over` takes them from ``left``."""
+    found = 0
+    for relative, size in sizes.items():
+        if relative in left:
+            with suppress(OSError):
+                status = left[relative][0].lstat()
+                found += min(status.st_blocks * 512, size) if _can_be_taken(status, size) else 0
+    return found
+
+
+def _can_be_taken(status: os.stat_result, size: int) -> bool:
+    # if another directory has a hard link to the file, it must not change
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size
+
+
 def take_over(left: Path, target: Path, size: int) -> bool:
     """Move a file that an earlier try left. Returns: False if the file cannot be used; then there is no target."""
     try:
         os.rename(left, target)
     except OSError:
         return False  # another try was faster
-    status = target.lstat()
-    # another directory has a hard link to the file, so it must not change
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size:
+    if _can_be_taken(target.lstat(), size):
         os.chmod(target, PRIVATE)
         return True
     target.unlink()

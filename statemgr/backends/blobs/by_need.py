@@ -23,7 +23,6 @@ from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, DamageNote
 from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.backends.blobs.tables import replay
-from statemgr.local import fetched_tree
 from statemgr.local.rocksdb.partial import PartialStore
 from statemgr.model.chain import SegmentChain, own_way, truncated
 from statemgr.model.checkpoint import BlobRef, Marker
@@ -74,8 +73,6 @@ def open_by_need(
 
     others = replace(index.root, files=tuple(file for file in index.root.files if file.name not in large))
     small = fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
-    if owned:
-        fetched_tree.check_space(request.staging, size)
     tables = PartialTables(services.transfer(), request, large, found_damage, owned=owned)
     identity.announce(Phase.OPEN)
     options = {"max.open.files": _OPEN * len(large), **config.rocksdb} if len(large) >= _MANY else config.rocksdb

@@ -38,7 +38,7 @@ def fetch_snapshot(transfer: Transfer, index: SnapshotIndex, ref: BlobRef, reque
     plan = plan_files(index.root, [directory.files for directory in request.reusable])
     request.identity.announce(Phase.FETCH)
     left = fetched_tree.left_files(request.leftovers)
-    left_bytes = sum(left[path][1] for path in plan.fetch if path in left)
+    left_bytes = fetched_tree.bytes_left(left, {path: file.size for path, file in plan.fetch.items() if file.parts})
     fetched_tree.make(staging, plan.dirs, plan.fetch_bytes - left_bytes)  # 1
 
     fetches, linked = dict(plan.fetch), 0  # 2

@@ -63,6 +63,9 @@ class PartialTables:
         self.is_open = False
         self._at_once = 1
         left = fetched_tree.left_files(request.leftovers)
+        if owned:
+            sizes = {name: file.size for name, file in files.items()}
+            fetched_tree.check_space(request.staging, self.size - fetched_tree.bytes_left(left, sizes))
         for name, file in files.items():
             assert file.tail is not None
             path = request.staging / name

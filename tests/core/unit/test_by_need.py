@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +38,7 @@ from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.ports import RestoreRequest, no_progress
 from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
-from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, publish
+from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, partial_state, publish
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, config_of
 
@@ -452,6 +456,35 @@ def test_a_store_whose_disk_was_full_goes_on_when_it_is_whole(
     assert dict(found.store.scan(None, None)) == {**state, b"a": b"1"}
     assert BRIEF not in found.store._values
     found.store.close()
+    services.close()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("spare", [-8192, 8192])
+def test_what_an_earlier_opening_left_needs_no_space_again(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, spare: int
+) -> None:
+    """What counts is what the files that are taken over have on the disk. Holes and files of another size are none."""
+    config, marker, state = published
+    with partial_state(config, marker, tmp_path) as found:
+        assert found.store.get(key(6_000)) == state[key(6_000)]
+        sizes = {name: size for name, (size, _) in found.files.items()}
+    left = tmp_path / "left"
+    (tmp_path / "parts").rename(left)
+    unusable = max(sizes, key=lambda name: (left / name).stat().st_blocks)
+    os.truncate(left / unusable, sizes[unusable] - 1)
+    here = sum((left / name).stat().st_blocks * 512 for name in sizes if name != unusable)
+    assert 0 < here < sum(sizes.values()) / 2
+    services = open_services(with_changes(config, state__dir=str(tmp_path / "state")))
+    manager, identity = services.restore_manager(FACTORY), services.identity("Partition 0", STORE)
+    request = RestoreRequest(identity, marker, tmp_path / "parts", (), no_progress, leftovers=[left])
+    free = sum(sizes.values()) - here + spare
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(DiskFull, match="only") if spare < 0 else nullcontext():
+        if whole:
+            manager.restore(request)
+        elif (again := manager.open_by_need(request, 1, owned=True)) is not None:
+            again.store.close()
     services.close()
 
 
