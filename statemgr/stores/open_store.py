@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,9 @@ class OpenStore:
             except BaseException:
                 self.directories.discard(self.live)
                 raise
-        #: Called before the store is closed: ends the fetching of the rest. Returns: whether nothing writes to the
-        #: files any more.
-        self.stop_fetching: Callable[[], bool] = lambda: True
+        #: Called before the store is closed: ends the fetching of the rest. Returns: what is done when nothing writes
+        #: to the files any more; None if they need not be left to the next opening.
+        self.stop_fetching: Callable[[], Future[None] | None] = lambda: None
         self.state_id = state_id
         self.directory_needed = False
         self.copies = [state_id] if state_id and self.by_need is None else []
@@ -363,7 +364,9 @@ class OpenStore:
         if self._closed:
             return
         self._closed = True
-        left = self.stop_fetching() and not self.is_whole and self.lost is None
+        ended = self.stop_fetching()
+        if self.is_whole or self.lost is not None:
+            ended = None
         self.content.close()
         try:
             self.local.close()
@@ -372,9 +375,21 @@ class OpenStore:
         finally:
             if self._buffer is not None:
                 self._buffer.close()
-            if left:
-                self.directories.abandon(self.live)
-            self.directories.discard(self.live)
+            put_away(self.directories, self.live, ended)
+
+
+def put_away(directories: LocalDirectories, directory: Path, ended: Future[None] | None) -> None:
+    """Remove the directory of a closed store, or leave its files to the next opening.
+
+    Args:
+        ended: done when nothing writes to the files any more, which may be later; None: remove the directory.
+    """
+    if ended is None:
+        directories.discard(directory)
+    elif ended.done():
+        directories.abandon(directory)
+    else:
+        ended.add_done_callback(lambda _: directories.abandon(directory))
 
 
 NO_CHANGES = FrozenChanges(StoreSession(), 0, 0, ())

@@ -16,8 +16,8 @@ again, and that opening restores the whole state, from an older snapshot if need
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
@@ -55,23 +55,24 @@ def fetch_rest(
     state: PartialState,
     fetch_all: Callable[[Callable[[], None]], None],
     lost: Callable[[CorruptFile | MissingFile], object],
-) -> Callable[[], bool]:
+) -> Callable[[], Future[None]]:
     """Steps 3 and 4, on a thread.
 
     Args:
         fetch_all: does the work, as ``PartialState.fetch_rest``.
         lost: called when a part is missing or damaged in the blob store, which ends the work.
 
-    Returns: what ends the work early, and says whether nothing writes to the files any more.
+    Returns: what ends the work early. It waits a moment, and returns what is done when nothing writes to the files any
+    more.
     """
     worker: Worker[None] = Worker(services, f"fetch-{identity.task}-{identity.store}", str(identity), background=True)
-    began, ended = services.clock.elapsed(), threading.Event()
+    began, ended = services.clock.elapsed(), Future[None]()
 
     def fetch() -> None:
         try:
             fetch_or_try_again()
         finally:
-            ended.set()
+            ended.set_result(None)
 
     due, faults = began + _TELL_S, state.faults
 
@@ -108,9 +109,10 @@ def fetch_rest(
                 log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)
                 return
 
-    def stop() -> bool:
+    def stop() -> Future[None]:
         worker.close(wait=False)
-        return ended.wait(_END_S)
+        wait([ended], _END_S)
+        return ended
 
     worker.attempt("fetching the rest of the state", fetch)
     return stop

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,7 @@ class _Restore:
                 self._services, self._identity, state.state, state.state.fetch_rest, opened.give_up
             )
         else:
-            opened.stop_fetching = lambda: shared.release(self._identity, state.state)
+            opened.stop_fetching = partial(shared.release, self._identity, state.state)
         return opened, StoreRestore(
             self.plan.store, factory, bytes_fetched=state.fetched,
             seconds=self._services.clock.elapsed() - started, reasons=self.plan.skipped,

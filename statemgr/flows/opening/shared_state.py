@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 
 from statemgr.errors import RetryableError, UnavailableError
@@ -27,7 +28,7 @@ from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.model.checkpoint import Marker
 from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
 from statemgr.services import Services
-from statemgr.stores.open_store import OpenedByNeed
+from statemgr.stores.open_store import OpenedByNeed, put_away
 
 log = logging.getLogger(__name__)
 #: A lock file in the directory of a store: the process that holds it fetches the rest.
@@ -50,13 +51,12 @@ class SharedStates:
                 found = self._states[request.identity] = _SharedState(self._services, request.identity)
         return found.branch(factory, request, state_id)
 
-    def release(self, identity: StoreIdentity, branch: PartialState) -> bool:
-        """A branch is about to be closed. Returns: False, because others may still write to its files."""
+    def release(self, identity: StoreIdentity, branch: PartialState) -> None:
+        """A branch is about to be closed."""
         with self._lock:
             found = self._states.get(identity)  # none if a local copy has come meanwhile
         if found is not None:
             found.release(branch)
-        return False
 
     def forget(self, identity: StoreIdentity) -> None:
         """This machine has a local copy: stop sharing a state that is not whole."""
@@ -77,7 +77,7 @@ class _SharedState:
         self._opened: OpenedByNeed | None = None
         self._state_id: str | None = None
         self._branches: list[PartialState] = []
-        self._stop: Callable[[], bool] = lambda: True
+        self._stop: Callable[[], Future[None] | None] = lambda: None
         self._fetches = False
 
     def branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
@@ -129,14 +129,13 @@ class _SharedState:
         """Stop fetching, and leave the files to the next opening."""
         with self._lock:
             opened, self._opened = self._opened, None
-            stop, self._stop = self._stop, lambda: True
+            stop, self._stop = self._stop, lambda: None
         ended = stop()
         if opened is None:
             return
         opened.state.store.close()
-        if ended and opened.state.missing and not opened.state.is_damaged:
-            self._directories.abandon(opened.directory)
-        self._directories.discard(opened.directory)
+        is_left = opened.state.missing and not opened.state.is_damaged
+        put_away(self._directories, opened.directory, ended if is_left else None)
 
     def _lost(self, error: Exception) -> None:
         log.warning("%s: the next attempt restores the whole state: %s", self._identity, error)

@@ -313,6 +313,43 @@ def test_a_task_that_closes_has_lost_nothing(
     assert store.lost is None
 
 
+def test_a_task_that_closes_while_a_request_hangs_leaves_its_files(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes them over before the request has ended. Then the next opening does."""
+    state = publish(servers)
+    monkeypatch.setattr(flow, "_END_S", 0.01)
+    gate.open.set()
+    fetch_rest, hangs, answered = PartialTables.fetch_rest, threading.Event(), threading.Event()
+
+    def late(tables: PartialTables, check: Callable[[], None]) -> None:
+        hangs.set()
+        assert answered.wait(30)
+        check()
+        fetch_rest(tables, check)
+
+    monkeypatch.setattr(PartialTables, "fetch_rest", late)
+    with servers.manager(servers.on_disk(servers.config, "second"), "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        store = task._stores["totals"]
+        assert task.store("totals").get(key(1_000)) == state[key(1_000)]
+        assert hangs.wait(30)
+        task.close()
+        assert store.live.exists()
+        assert not store.directories.leftovers()
+        answered.set()
+        wait_until(lambda: len(store.directories.leftovers()) == 1)
+    fetched: list[object] = []
+    get_range = Downloads.get_range
+    monkeypatch.setattr(Downloads, "get_range", lambda *asked: (fetched.append(asked), get_range(*asked))[1])
+    monkeypatch.setattr(PartialTables, "fetch_rest", fetch_rest)
+    with opened(servers, "second") as (_, task):
+        assert task.store("totals").get(key(1_000)) == state[key(1_000)]
+        assert not fetched
+        wait_until(lambda: is_whole(task))
+        assert content(task) == state
+
+
 def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``statemgr store get`` does; ``store count`` fetches the whole state first."""
     state = publish(servers)
