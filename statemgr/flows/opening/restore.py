@@ -9,9 +9,8 @@ Steps (the manager or the driver has already fenced other owners and read the to
 5. clone it into a private live directory, and open the store
 
 Nothing local changes before the plan is complete. If the state is missing, corrupt or unreachable in one factory, the
-next factory of the restore list is tried, and the reason is kept. A try that fails with a retryable error, or whose
-process dies, leaves the files that it has fetched. The next try verifies them, uses the correct ones, and removes the
-rest.
+next factory of the restore list is tried, and the reason is kept. A try that fails with another error, or whose process
+dies, leaves the files that it has fetched. The next try verifies them, uses the correct ones, and removes the rest.
 """
 
 from __future__ import annotations
@@ -383,7 +382,7 @@ class _Restore:
             return self._fetched(factory, marker)
 
     def _fetched(self, factory: str, marker: Marker) -> tuple[CommittedDirectory, Restored]:
-        """Steps 3 and 4. A failure that may pass leaves the fetched files to the next try."""
+        """Steps 3 and 4. A failure leaves the fetched files to the next try, unless something is damaged or missing."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
         request = self._request(factory, marker)
@@ -393,11 +392,12 @@ class _Restore:
             self._identity.announce(Phase.SWAP)
             adopted = directories.adopt(staging, plan.state_id, restored.files, self._as_of, restored.tables)
             return adopted, restored
-        except (RetryableError, OpeningCancelled):
+        except (CorruptError, MissingError):
+            directories.discard(staging)
+            raise
+        except BaseException:
             directories.abandon(staging)
             raise
-        finally:
-            directories.discard(staging)
 
     def _discard_leftovers(self) -> None:
         """Remove what earlier tries left: what is right in it was taken over."""

@@ -15,7 +15,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.blobs.file import FileBlobStore
-from statemgr.errors import UnavailableError
+from statemgr.errors import AccessDenied, DiskFull, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import BlobMarker
 from tests.blob_snapshots import Snapshots, index_of, read_tree
@@ -98,8 +98,9 @@ def test_what_a_killed_restore_left_is_verified(config: JobConfig, marker: BlobM
     assert elsewhere.read_bytes() == before
 
 
+@pytest.mark.parametrize("error", [UnavailableError("503"), AccessDenied("403"), DiskFull("full")])
 def test_a_restore_that_failed_goes_on_in_the_same_way(
-    config: JobConfig, marker: BlobMarker, monkeypatch: pytest.MonkeyPatch
+    config: JobConfig, marker: BlobMarker, monkeypatch: pytest.MonkeyPatch, error: StatemgrError
 ) -> None:
     """A30: after a failure of the blob store, the next try in the same process fetches only the rest."""
     get, calls = FileBlobStore.get, [0]
@@ -107,11 +108,11 @@ def test_a_restore_that_failed_goes_on_in_the_same_way(
     def failing(self: FileBlobStore, blob_id: str, *more: object) -> object:
         calls[0] += 1
         if calls[0] == 20:
-            raise UnavailableError("503")
+            raise error
         return get(self, blob_id, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FileBlobStore, "get", failing)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(type(error)):
         restore(config, marker)
     assert len(staging(config)) == 1
     check_whole(config, marker, SIZE - 18 * PART + index_of(marker).size)
