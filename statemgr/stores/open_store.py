@@ -137,7 +137,7 @@ class OpenStore:
         tracked = self._buffer if track_first or committed is not None else None
         self.changes_are_whole = tracked is not None and committed is None
         self.content = WriteBuffer(identity, self.local, tracked, config.write_batch_size, self.give_up)
-        if KAFKA_CHANGELOG in config.backup_factories:
+        if KAFKA_CHANGELOG in config.backup_factories and services.config.most_record_bytes < MAX_VALUE_SIZE:
             self.content.limit(services.config.most_record_bytes, PRODUCER_LIMIT)
         elif config.backup_factories:
             self.content.limit(MAX_VALUE_SIZE, "make the value smaller, or split it over several keys")

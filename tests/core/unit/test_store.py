@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from statemgr import JobConfig
 from statemgr.errors import ClosedError, DiskFull, InvalidError
 from statemgr.local.change_buffer import _Generation
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
+from statemgr.model.segment import MAX_VALUE_SIZE
 from statemgr.serdes import SERDES, Serde
 from statemgr.stores import open_store
 from statemgr.stores.store import Store
 from statemgr.stores.write_buffer import BATCH_BYTES
+from statemgr.wiring import open_services
 from tests.open_stores import CommittedStore
 
 Open = Callable[..., CommittedStore]
@@ -171,6 +174,28 @@ def test_a_full_disk_loses_nothing_that_was_gathered(open_one: Open, monkeypatch
 
 
 # --- deleted ranges ------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_that_takes_more_than_a_segment_raises_no_limit(tmp_path: Path) -> None:
+    """A store that feeds a changelog refuses what no segment takes, before it is a change of the next commit."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "orders",
+            "state.dir": str(tmp_path),
+            "kafka.producer.message.max.bytes": 100_000_000,
+            "stores.totals.type": "memory",
+            "stores.totals.backup.factories": ["kafka-changelog"],
+        }
+    )
+    services = open_services(config)
+    settings, identity = config.stores["totals"], services.identity("Partition 0", "totals")
+    opened = open_store.OpenStore(services, identity, settings, None, None, track_changes=True)
+    with pytest.raises(InvalidError, match=r"larger than the 67108864 bytes.*split it"):
+        opened.content.put(b"big", bytes(MAX_VALUE_SIZE))
+    opened.content.put(b"key", b"value")
+    assert dict(opened.content.scan(None, None)) == {b"key": b"value"}
+    opened.close()
+    services.close()
 
 
 def test_a_deleted_range_reaches_the_changelog_key_by_key(open_one: Open, batches: list[list[Change]]) -> None:
