@@ -163,10 +163,11 @@ class BackgroundSnapshots:
     def raise_failures(self) -> None:
         """Before a commit. Raises: RetryableError if more snapshots in a row have failed than are tolerated."""
         for store, error in tuple(self._failed.items()):
-            if self._failures[store] > self._services.config.tolerated_snapshot_failures:
-                del self._failed[store]  # let the next commit continue and try a snapshot again
+            failures = self._failures.get(store, 0)  # none if a snapshot succeeds at this moment
+            if failures > self._services.config.tolerated_snapshot_failures:
+                self._failed.pop(store, None)  # let the next commit continue and try a snapshot again
                 raise RetryableError(
-                    f"{self._failures[store]} snapshots in a row have failed: {error}",
+                    f"{failures} snapshots in a row have failed: {error}",
                     hint="fix the cause: nothing is lost, but a restore takes longer with each commit",
                     job=self._services.config.job_name,
                     task=self._task,
@@ -185,8 +186,8 @@ class BackgroundSnapshots:
 
     def _leave(self, name: str) -> None:
         """Leave a finished snapshot to the next owner, unless it may have changes that are not published."""
-        store, published = self._stores[name], self._published
-        if published is None or store.session is None or self._made[name] > published[1][name]:
+        store, published, made = self._stores[name], self._published, self._made.get(name)
+        if published is None or store.session is None or made is None or made > published[1][name]:
             return
         for factory, manager in self._services.segment_backends(store.config):
             marker = published[0].marker(factory, name)

@@ -13,7 +13,7 @@ from statemgr.services import Services
 from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
 from tests.commits import failing
-from tests.segment_tasks import SegmentTask, Told, config_of
+from tests.segment_tasks import STORE, SegmentTask, Told, config_of
 
 Open = Callable[..., Sequence[SegmentTask]]
 
@@ -84,3 +84,21 @@ def test_what_is_told_of_snapshots(open_tasks: Open, clock: ManualClock) -> None
     assert task.told.seconds == [None, 7, 0]
     assert [segments for segments, _ in task.told.backlogs] == [0, 1, 2, 1]
     assert all(size > 0 for segments, size in task.told.backlogs if segments)
+
+
+def test_a_snapshot_that_ends_or_begins_at_this_moment(open_tasks: Open) -> None:
+    """The owner looks at the last failures and snapshots while the thread that makes snapshots forgets them."""
+
+    class Forgotten(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            names = list(super().__iter__())
+            self.clear()
+            return iter(names)
+
+    (task,) = open_tasks(1, "16 commits")
+    task.commit()
+    task.snapshots._failed = {STORE: KeyError("a mistake")}
+    task.snapshots.raise_failures()
+    task.snapshots._made = Forgotten({STORE: 1})
+    task.snapshots.close()
+    assert not task.snapshots._made
