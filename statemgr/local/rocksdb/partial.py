@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from rocksdict import Rdict
 
-from statemgr.errors import CorruptFile, DiskFull, RetryableError
+from statemgr.errors import CorruptFile, RetryableError
 from statemgr.local.rocksdb.handle import Scan, translated
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.store import RocksDbStore
@@ -136,10 +136,10 @@ class PartialStore(RocksDbStore):
             )  # fmt: skip
 
     def _recover(self) -> None:
-        if not self.is_whole:  # it would read everything
-            raise DiskFull(
-                "the disk was full, and parts of the store's files are not here yet",
-                hint="free space: the rest is then fetched, and the store goes on", path=self._directory,
+        if self._stuck is not None and not self.is_whole:  # it would read everything
+            raise type(self._stuck)(
+                f"{self._stuck.message}; writes wait until all of the store's files are here",
+                hint=self._stuck.hint, **self._stuck.where,
             )  # fmt: skip
         super()._recover()
 

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Self
 
@@ -59,7 +60,8 @@ class RocksDbStore:
         self._database: Rdict | None = database
         self._write_options = rocksdb_options.without_wal()
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
-        self._stuck = False
+        #: Why a write failed, until the store has recovered.
+        self._stuck: DiskFull | RetryableError | None = None
         #: Set while the database is open for reading only: the directory is unchanged, and the first write opens it for
         #: writing.
         self._reads_only = reads_only
@@ -255,9 +257,10 @@ class RocksDbStore:
             raise InvalidError("the directory of a checkpoint already exists", path=directory)
         with self._maintenance:
             database = self._database
-            if self._stuck or database is None:
-                kind = DiskFull if self._stuck else ClosedError
-                raise kind("the store is closed, or its disk was full", path=self._directory)
+            if self._stuck is not None:
+                raise copy(self._stuck)
+            if database is None:
+                raise ClosedError("the store is closed", path=self._directory)
             with translated("cannot make a checkpoint of the store", self._directory):
                 if not self._reads_only:
                     database.flush()  # this is most of the work, and the owner does not wait for it
@@ -289,9 +292,10 @@ class RocksDbStore:
         try:
             with translated(what, self._directory):
                 yield
-        except (DiskFull, RetryableError):
+        except (DiskFull, RetryableError) as error:
             # RocksDB repeats the error of a failed flush for ever, even when there are descriptors or space again
-            self._stuck = not self._reads_only
+            if not self._reads_only:
+                self._stuck = copy(error)  # without the traceback, which would keep the database
             raise
 
     def _recover(self) -> None:
@@ -324,4 +328,4 @@ class RocksDbStore:
         with translated("cannot write again", directory):
             reopened.write(batch_of(self._rescued), self._write_options)
         self._database, self._options, self._reads_only = reopened, options, False
-        self._rescued, self._stuck = None, False
+        self._rescued = self._stuck = None

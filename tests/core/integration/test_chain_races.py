@@ -519,7 +519,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
     one."""
     store = RocksDbStore.open(tmp_path / "db", {})
     store.write([(b"a", b"1")])
-    store._stuck = True  # the state after a full disk
+    store._stuck = DiskFull("the disk is full")  # the state after a full disk
     with pytest.raises(DiskFull):
         store.concurrent_checkpoint(tmp_path / "refused")
     store.write([(b"b", b"2")])
@@ -534,7 +534,7 @@ def test_a_full_disk_is_mended_by_the_owner_alone(tmp_path: Path, monkeypatch: p
     background = threading.Thread(target=store.concurrent_checkpoint, args=(tmp_path / "copy",))
     background.start()
     assert there.wait(30)
-    store._stuck = True
+    store._stuck = DiskFull("the disk is full")
     owner = threading.Thread(target=store.write, args=([(b"c", b"3")],))
     owner.start()
     owner.join(0.2)

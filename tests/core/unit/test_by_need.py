@@ -24,6 +24,7 @@ from statemgr.errors import (
     DiskFull,
     MissingBlob,
     RetryableError,
+    StatemgrError,
     StateUnreachable,
     UnavailableError,
 )
@@ -438,19 +439,26 @@ def test_everything_is_deleted_behind_a_hole(published: tuple[JobConfig, Marker,
         assert dict(store.scan(key(0), None)) == {}
 
 
-def test_a_store_whose_disk_was_full_goes_on_when_it_is_whole(
-    published: tuple[JobConfig, Marker, State], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("IO error: No space left on device: 1.sst", DiskFull), ("IO error: Too many open files: 1.sst", RetryableError)],
+)
+def test_a_store_that_cannot_write_goes_on_when_it_is_whole(
+    published: tuple[JobConfig, Marker, State], tmp_path: Path, text: str, kind: type[StatemgrError]
 ) -> None:
-    """It is opened again with the options of a store as any other."""
+    """Until then each write says why. It is opened again with the options of a store as any other."""
     config, marker, state = published
     services = open_services(with_changes(config, state__dir=str(tmp_path / "state")))
     request = RestoreRequest(services.identity("Partition 0", STORE), marker, tmp_path / "parts", (), no_progress)
     found = services.restore_manager(FACTORY).open_by_need(request, 1)
     assert found is not None
     assert isinstance(found.store, PartialStore)
-    found.store._stuck = True
-    with pytest.raises(DiskFull, match="not here yet"):
+    with pytest.raises(kind) as failed, found.store._writing("cannot flush the store"):
+        raise Exception(text)
+    with pytest.raises(kind, match="wait until all") as refused:
         found.store.write([(b"a", b"1")])
+    assert failed.value.message in refused.value.message
+    assert refused.value.hint == failed.value.hint
     found.fetch_rest(lambda: None)
     found.store.write([(b"a", b"1")])
     assert dict(found.store.scan(None, None)) == {**state, b"a": b"1"}
