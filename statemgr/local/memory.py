@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 
 from statemgr.errors import ClosedError, CorruptBlob, CorruptFile, InvalidError
 from statemgr.local import durable
@@ -26,6 +27,8 @@ class MemoryStore:
     def __init__(self, directory: Path, content: dict[bytes, bytes]) -> None:
         self._directory = directory
         self._file = threading.RLock()
+        #: Held while the content and its number change. No I/O happens meanwhile, so a simulation need not see it.
+        self._applying = Lock()
         self._content: dict[bytes, bytes] | None = content
         self._keys: list[bytes] | None = None
         self._sequence_number = len(content)
@@ -84,15 +87,16 @@ class MemoryStore:
         for key, value in pending:
             if not isinstance(key, bytes) or not isinstance(value, bytes | None):
                 raise InvalidError("cannot write", hint="pass bytes as keys and values", path=self._directory)
-        for key, value in pending:
-            if value is None:
-                if content.pop(key, None) is not None:
-                    self._keys = None
-            else:
-                if key not in content:
-                    self._keys = None
-                content[key] = value
-        self._sequence_number += len(pending)
+        with self._applying:
+            for key, value in pending:
+                if value is None:
+                    if content.pop(key, None) is not None:
+                        self._keys = None
+                else:
+                    if key not in content:
+                        self._keys = None
+                    content[key] = value
+            self._sequence_number += len(pending)
 
     def ingest(self, tables: Sequence[Path]) -> None:
         """Raises: InvalidError, always: only stores of another type have tables."""
@@ -133,10 +137,11 @@ class MemoryStore:
         return ()
 
     def _write_file(self) -> None:
-        number = self.sequence_number
-        if number == self._flushed_at:
-            return
-        content = self._items.copy()  # one atomic call, even if another thread writes
+        with self._applying:
+            number = self.sequence_number
+            if number == self._flushed_at:
+                return
+            content = self._items.copy()
         path = self._directory / FILE
         temporary = path.with_name(FILE + ".tmp")
         with translated("cannot flush the store", self._directory):

@@ -12,6 +12,7 @@ import pytest
 
 from statemgr.errors import ClosedError, ConfigError, CorruptError, InvalidError, RetryableError
 from statemgr.local import bulk_writer, open_snapshot, open_store
+from statemgr.local.memory import MemoryStore
 from statemgr.local.trees import is_state
 from statemgr.ports import LocalStore
 
@@ -387,6 +388,30 @@ def test_unknown_kind(tmp_path: Path) -> None:
         bulk_writer("tape", tmp_path, {})
     with pytest.raises(ConfigError, match="tape"):
         open_snapshot("tape", tmp_path, {})
+
+
+def test_a_checkpoint_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """It has all of the write or nothing: equal numbers of a store in memory mean equal content."""
+    halfway, go_on = threading.Event(), threading.Event()
+
+    class Slow(bytes):
+        def __hash__(self) -> int:
+            halfway.set()
+            assert go_on.wait(30)
+            return super().__hash__()
+
+    store = MemoryStore.open(tmp_path / "db")
+    writer = threading.Thread(target=store.write, args=([(b"a", b"1"), (Slow(b"b"), b"2")],))
+    writer.start()
+    assert halfway.wait(30)
+    beside = threading.Thread(target=store.concurrent_checkpoint, args=(tmp_path / "copy",))
+    beside.start()
+    beside.join(0.2)
+    go_on.set()
+    writer.join(30)
+    beside.join(30)
+    assert dict(MemoryStore.open(tmp_path / "copy").scan(None, None)) == {b"a": b"1", b"b": b"2"}
+    store.close()
 
 
 def test_a_checkpoint_made_concurrently(store: LocalStore, open_at: Open, tmp_path: Path) -> None:
