@@ -132,8 +132,9 @@ class CommittedDirectories:
         if problem is not None:
             return problem
         if touched or found.is_doubtful():
-            # its files were in doubt, and have now been hashed as they are on the disk
-            boot = "" if found.is_doubtful() else found.boot
+            boot = found.boot
+            if found.is_doubtful():  # its files have now been hashed: after a restart of the machine, as on the disk
+                boot = durable.boot_id() if boot == IN_DOUBT else ""
             found = replace(found, files={**found.files, **touched}, boot=boot)
             self.write(found)
         files = {name: (file.size, file.hash) for name, file in found.files.items()}
