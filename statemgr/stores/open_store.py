@@ -133,7 +133,13 @@ class OpenStore:
         #: When the local directories were tidied last, on the clock of durations; None if there are others since.
         self._tidied_s: float | None = None
         self._committed_at = self.local.sequence_number
-        self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
+        try:
+            self._buffer = ChangeBuffer(self.directories.staging(), CHANGE_BUDGET) if track_changes else None
+        except BaseException:
+            if self.by_need is None:  # otherwise the caller closes what it has opened
+                self.local.close()
+                self.directories.discard(self.live)
+            raise
         tracked = self._buffer if track_first or committed is not None else None
         self.changes_are_whole = tracked is not None and committed is None
         self.content = WriteBuffer(identity, self.local, tracked, config.write_batch_size, self.give_up)

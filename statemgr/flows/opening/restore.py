@@ -313,7 +313,11 @@ class _Restore:
             opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
         except BaseException:
             state.state.store.close()
-            self._directories.discard(state.directory)
+            if shared is None:
+                self._directories.abandon(state.directory)
+            else:
+                shared.release(self._identity, state.state)
+                self._directories.discard(state.directory)
             raise
         if shared is None:
             self._discard_leftovers()

@@ -13,10 +13,11 @@ from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
-from statemgr.errors import FencedError, LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
+from statemgr.errors import DiskFull, FencedError, LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
 from statemgr.flows.opening import by_need as flow
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
+from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
 from tests.by_need import SMALL_STORES, Gate, State, key
@@ -280,6 +281,23 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
             assert opened.restored[0].bytes_reused > 0
             job.check(opened)
     assert len(parts) == len(set(parts))
+
+
+def test_an_attempt_that_cannot_open_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its branch counts no more, so the state can be opened again for an attempt at another checkpoint."""
+
+    def refused(*_: object) -> object:
+        raise DiskFull("full")
+
+    with job.worker("second") as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(open_store, "ChangeBuffer", refused)
+            with pytest.raises(DiskFull):
+                job.open(worker)
+        (state,) = worker.host.shared._states.values()
+        assert not state._branches
+        with job.open(worker) as opened:
+            job.check(opened)
 
 
 def test_a_part_that_is_lost(job: Job, gate: Gate) -> None:

@@ -198,6 +198,22 @@ def test_a_producer_that_takes_more_than_a_segment_raises_no_limit(tmp_path: Pat
     services.close()
 
 
+def test_a_store_without_a_place_for_its_changes_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its database is closed, and its directory is gone."""
+    closed: list[RocksDbStore] = []
+    close = RocksDbStore.close
+    monkeypatch.setattr(RocksDbStore, "close", lambda self: (close(self), closed.append(self))[0])
+
+    def refused(*_: object) -> object:
+        raise DiskFull("full")
+
+    monkeypatch.setattr(open_store, "ChangeBuffer", refused)
+    with pytest.raises(DiskFull):
+        CommittedStore(tmp_path, track=True, settings={})
+    assert len(closed) == 1
+    assert not list(tmp_path.rglob("live/*"))
+
+
 def test_a_deleted_range_reaches_the_changelog_key_by_key(open_one: Open, batches: list[list[Change]]) -> None:
     """Invariant 4: the changelog gets a tombstone for every key of the range, in batches, including gathered keys."""
     job = open_one()

@@ -20,6 +20,7 @@ from statemgr.errors import (
     AccessDenied,
     ClosedError,
     CorruptBlob,
+    DiskFull,
     LocalStateLost,
     MissingFile,
     StatemgrError,
@@ -30,6 +31,7 @@ from statemgr.flows.opening import by_need as flow
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
+from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
 from tests.by_need import SMALL_STORES, Gate, State, key
@@ -348,6 +350,24 @@ def test_a_task_that_closes_while_a_request_hangs_leaves_its_files(
         assert not fetched
         wait_until(lambda: is_whole(task))
         assert content(task) == state
+
+
+def test_an_opening_that_fails_late_leaves_its_files(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one takes them over."""
+    state = publish(servers)
+
+    def refused(*_: object) -> object:
+        raise DiskFull("full")
+
+    with servers.manager(servers.on_disk(servers.config, "second"), "kafka-partition") as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(open_store, "ChangeBuffer", refused)
+            with pytest.raises(DiskFull):
+                manager.open_task(TASK)
+        assert len(manager._services.directories(TASK, "totals").leftovers()) == 1
+        assert content(manager.open_task(TASK)) == state
 
 
 def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
