@@ -107,8 +107,9 @@ class SegmentBatches:
             batch = self._open
             if batch is None or batch.blob.size + expected > _FULL:
                 path = self._services.scratch() / f"segments-{self._services.ids.token()}"
-                batch = self._open = _Batch(PackedBlob(path), owner, attempt)
+                batch = _Batch(PackedBlob(path), owner, attempt)
                 self._pool.submit(self._run, batch)
+                self._open = batch
             batch.tasks.add(owner.task)
             batch.writers += 1
             self._changed.notify_all()

@@ -131,6 +131,22 @@ def test_a_commit_alone_waits_for_nobody(batches: SegmentBatches, store: SlowSto
     assert not stored.shared
 
 
+def test_a_batch_that_nobody_can_run_gets_no_commits(
+    batches: SegmentBatches, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a thread for it, the commit fails. The next one begins another batch."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches._pool, "submit", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            write(batches, 0, b"x")
+    ref, stored = write(batches, 0, b"again")
+    assert content(store, stored.blob_id)[ref.offset : ref.offset + ref.size] == b"again"
+
+
 def test_one_that_fails_spoils_nothing_of_the_others(batches: SegmentBatches, store: SlowStore) -> None:
     """C5: the other commits' sections stay intact, even around the partial section of a failed commit."""
     found = together(
