@@ -100,7 +100,7 @@ def compare(services: Services, pair: Pair, store: str, progress: Progress) -> G
     """
     if pair.before.stores.get(store) == pair.after.stores.get(store):  # 1
         return
-    scratch = services.scratch() / f"compare-{services.ids.token()}"
+    scratch = services.scratch_file("compare")
     directories = StoreDirectories(scratch, services.clock, services.ids)
     with ExitStack() as closing:
         closing.callback(remove, scratch)

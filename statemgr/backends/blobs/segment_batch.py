@@ -106,8 +106,7 @@ class SegmentBatches:
         with self._changed:
             batch = self._open
             if batch is None or batch.blob.size + expected > _FULL:
-                path = self._services.scratch() / f"segments-{self._services.ids.token()}"
-                batch = _Batch(PackedBlob(path), owner, attempt)
+                batch = _Batch(PackedBlob(self._services.scratch_file("segments")), owner, attempt)
                 self._pool.submit(self._run, batch)
                 self._open = batch
             batch.tasks.add(owner.task)

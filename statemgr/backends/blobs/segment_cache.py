@@ -88,7 +88,7 @@ class SegmentCache:
 
         Raises: MissingBlob, CorruptBlob, UnavailableError, AccessDenied, DiskFull; so does the iterator.
         """
-        scratch = self._services.scratch() / f"segments-{self._services.ids.token()}"
+        scratch = self._services.scratch_file("segments")
         with disk_errors(scratch):
             scratch.mkdir(0o700)
         try:

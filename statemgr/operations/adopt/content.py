@@ -34,7 +34,7 @@ def contents(
     """
     if any(checkpoint.sequence != FIRST for checkpoint in adopted.checkpoints.values()):
         return None
-    scratch = services.scratch() / f"adopt-{services.ids.token()}"
+    scratch = services.scratch_file("adopt")
     found: dict[str, list[Content]] = {}
     try:
         for store, rows in _of_checkpoints(old, adopted) if adopted.checkpoints else _of_old(old, adopted.old):

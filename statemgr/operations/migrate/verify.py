@@ -114,7 +114,7 @@ class Verifier:
 
     def verify(self, wanted: StoreToVerify) -> StoreVerified:
         """Raises: UnavailableError, DiskFull, AccessDenied; MissingState, CorruptError of a backend."""
-        scratch = self._services.scratch() / f"verify-{self._services.ids.token()}"
+        scratch = self._services.scratch_file("verify")
         seconds: dict[str, float] = {}
 
         def hashed(factory: str) -> Content:

@@ -95,7 +95,7 @@ def rescale_unit(order: str) -> str:
     """
     told = Order.from_json(order)
     with closing(open_services(told.plan.config)) as services, closing(open_services(told.new_config)) as new:
-        root = services.scratch() / f"rescale-{services.ids.token()}"
+        root = services.scratch_file("rescale")
         try:
             with disk_errors(root):
                 root.mkdir()
