@@ -160,6 +160,13 @@ def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSeg
     return tuple(segment for segment in segments if segment.end > before)
 
 
+def segments_between(older: SegmentChain, newer: SegmentChain) -> tuple[ChainSegment, ...] | None:
+    """The segments from the end of one chain on that lead to the end of another. None if not all of them are there."""
+    if older.lineage != newer.lineage or not newer.start <= older.end <= newer.end:
+        return None
+    return truncated(newer.segments, older.end)
+
+
 def validate_chain(chain: SegmentChain, where: str, *, job_name: str, job_id: str, task: str, store: str) -> None:
     """Refuse a hostile or foreign chain before it is used. ``where`` names its blob. Raises: CorruptBlob."""
     problem = _problem(chain, job_name, job_id, task, store)

@@ -24,7 +24,7 @@ from statemgr.backends.blobs.local_notes import ChainPositions, DamageNote
 from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.backends.blobs.tables import replay
 from statemgr.local.rocksdb.partial import PartialStore
-from statemgr.model.chain import SegmentChain, own_way, truncated
+from statemgr.model.chain import SegmentChain, own_way, segments_between
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.phases import Phase
 from statemgr.ports import Clock, RestoreRequest, StoreIdentity, no_progress
@@ -105,9 +105,9 @@ class _Followed:
     def apply(self, store: PartialStore, marker: Marker) -> int | None:
         """As :meth:`statemgr.ports.PartialState.follow`."""
         before, after = self.chain, self.catalogue.chain(self.identity, marker)
-        if before.lineage != after.lineage or not after.start <= before.end <= after.end:
+        segments = segments_between(before, after)
+        if segments is None:
             return None
-        segments = truncated(after.segments, before.end)
         fetched = replay(self.services, self.identity, store, segments, before.end, no_progress)[1] if segments else 0
         self.chain = after
         return fetched

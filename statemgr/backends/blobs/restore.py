@@ -30,7 +30,7 @@ from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import changes_of, replay
 from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
 from statemgr.local import cloned, open_store, unshare
-from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, truncated
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, segments_between
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
 from statemgr.phases import Phase, announce
@@ -87,9 +87,8 @@ class BlobRestore(RestoreManager):
     ) -> Iterator[Sequence[Change]] | None:
         """None if a snapshot has taken the place of some of the changes. ``as_of`` does not matter."""
         before, after = self._catalogue.chain(identity, older), self._catalogue.chain(identity, newer)
-        if before.lineage != after.lineage or not after.start <= before.end <= after.end:
-            return None
-        return self._changes(identity, truncated(after.segments, before.end), before.end)
+        segments = segments_between(before, after)
+        return self._changes(identity, segments, before.end) if segments is not None else None
 
     def _changes(
         self, identity: StoreIdentity, segments: Sequence[ChainSegment], start: int
