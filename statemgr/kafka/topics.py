@@ -117,6 +117,7 @@ class TopicAdmin(TopicMetadata):
     def __init__(self, config: JobConfig, clock: Clock) -> None:
         super().__init__(config, clock)
         self._servers = str(config.kafka_client("admin")["bootstrap.servers"])
+        self._checkpoint_topic = config.checkpoint_topic
 
     def exists(self, topic: str) -> bool:
         """Raises: UnavailableError, AccessDenied."""
@@ -210,7 +211,7 @@ class TopicAdmin(TopicMetadata):
         partitions = len(found.partitions)
         if partitions != spec.partitions:
             message = f"it has {counted(partitions, 'partition')} instead of {spec.partitions}"
-            if spec.partitions == 1:
+            if spec.name == self._checkpoint_topic:
                 command = "set task.checkpoint.topic to a new topic, or delete this one if nothing else uses it"
             else:
                 message += ", one for each task"

@@ -21,10 +21,10 @@ from statemgr.errors import (
     LayoutMismatch,
     MissingError,
     MissingState,
-    PermissionNeeded,
     StatemgrError,
 )
 from statemgr.flows.opening.open_job import JobTopics
+from statemgr.flows.owner import Owner as JobOwner
 from statemgr.health.stages import positions
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -40,7 +40,7 @@ from statemgr.operations.materialize.materialize import materialize_store, store
 from statemgr.operations.migrate.preconditions import check, check_again
 from statemgr.operations.migrate.rebuild import rebuild
 from statemgr.operations.migrate.verify import StoreToVerify, Verifier
-from statemgr.operations.rescale.plan import plan_rescale
+from statemgr.operations.rescale.plan import changes_in_force, plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.operations.rescale.undo import undo
 from statemgr.operations.rollback.owner import Goal, keep, roll_back
@@ -50,6 +50,7 @@ from statemgr.reader import JobReader
 from statemgr.services import Services
 from statemgr.testing.memory_kafka import Group
 from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.owners import Levelling
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
 
@@ -68,11 +69,23 @@ _TOO_LATE = (
     "cannot go back alone",
     "retains several of these checkpoints",
     "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
+    "and another task at",  # owners have committed since the tasks were at one offset
 )
-_OF_ANOTHER_RESCALE = "has records that no rescale on this machine wrote"
+#: What another rescale, which was given on another machine, does to the new changelogs: it writes them, or deletes them
+#: to make them itself.
+_OF_ANOTHER_RESCALE = (
+    "has records that no rescale on this machine wrote",
+    "the topic or partition does not exist",
+    "the changelog topic does not exist",
+    "partitions instead of",
+)
 #: The partitioner of the input's producers, which the state of a single task does not show.
 _PARTITIONER = "murmur2"
-_RESCALED_TO = 2
+#: The numbers of tasks that rescales give a job, each of them once: an owner that was suspended for long may come back
+#: with the configuration of an older layout. In each layout, the rows of the input belong to the first task.
+_LAYOUTS = (2, 4)
+#: The end of the name of a machine on which somebody else gives the same command with another number of tasks.
+_ELSEWHERE = " of somebody else"
 #: Seconds after a rescale until garbage collection may collect the old layout: half a grace period.
 _COLLECTED_S = 12 * 3600.0
 _OLD_JOB = "old"
@@ -109,8 +122,11 @@ class Operators:
         self._rescaled_s = 0.0
         #: the stores whose changelogs a rescale may have begun to write, and died
         self._begun_changelogs = set[str]()
-        #: the numbers of the rescale commands that were given
-        self._rescales = set[int]()
+        #: the rescale commands that were given: their numbers and machines
+        self._rescales = set[tuple[str, str]]()
+        #: the number of tasks that the last rescale has made, and those that any has made
+        self._tasks = 0
+        self._used = set[int]()
         #: the models of the tasks of a rescale that is in force for sure, and configuration keys with their new values
         self.parts: list[Model] = []
         self.layout: Mapping[str, int | str] = {}
@@ -147,15 +163,20 @@ class Operators:
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
         }  # fmt: skip
+        changelogs = _changelogs(history.config("", number))
         if self.parts:  # owners work in the new layout
             commands |= {"rollback": self._go_back, "keep": self._keep}
-            if scheduler.chance(f"command in the new layout after {number}", 0.5):
+            may_rescale = self._begun_changelogs <= changelogs and len(self._used) < len(_LAYOUTS)
+            if may_rescale and scheduler.chance(f"rescale again after {number}", 0.5):
+                commands = {"rescale": self._level_and_rescale}
+            if "rescale" in commands or scheduler.chance(f"command in the new layout after {number}", 0.5):
                 self._choose(commands, number)
-            self._undo(number, f"machine-{number % 2}", 0.3)
+            self._undo(number, f"machine-{number % 2}")
             return
         may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
         # an owner that writes changelogs again would be asked for permission to overwrite what such a rescale has left
-        may_rescale = may_rescale and self._begun_changelogs <= _changelogs(history.config("", number))
+        may_rescale = may_rescale and self._begun_changelogs <= changelogs and not self.is_rescaled
+        may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
@@ -168,17 +189,20 @@ class Operators:
             commands = {"rescale": self._rescale}
         elif not scheduler.chance(f"command after {number}", 0.35):
             return
-        if self._choose(commands, number) == "rescale":
-            self._undo(number, f"machine-{number % 2}", 0.3 if self.parts else 1.0)
+        self._choose(commands, number)
+        self._undo(number, f"machine-{number % 2}")
 
-    def _choose(self, commands: Mapping[str, Command], number: int) -> str:
-        """Give one of the commands. Returns: its name."""
+    def _choose(self, commands: Mapping[str, Command], number: int) -> None:
+        """Give one of the commands. After a rescale, it goes on when its outcome is known for sure."""
         decide = self._scheduler.decide
         kind = [*commands][decide(f"kind of command after {number}", len(commands))]
-        if kind == "rescale":
-            self._rescales.add(number)
-        self._give(f"{kind}-{number}", f"machine-{decide(f'machine of command {number}', 3)}", number, commands[kind])
-        return kind
+        machine = f"machine-{decide(f'machine of command {number}', 3)}"
+        self._give(f"{kind}-{number}", machine, number, commands[kind], on_two_machines=kind == "rescale")
+        if kind == "rescale" and self._model.was_rescaled:
+            for run in range(_RUNS):
+                if self._give(f"settle-{number}-{run}", machine, number, self._settle):
+                    return
+            raise Wrong(f"nobody could take the job in {_RUNS} runs")
 
     def may_collect(self) -> bool:
         """Whether garbage may be collected: not while nobody knows the layout. After a day, this ends the way back."""
@@ -193,30 +217,34 @@ class Operators:
         """Whether the job is in the new layout, and nobody goes back."""
         return bool(self.parts) and (not self._may_undo or self._scheduler.decide("stays rescaled", 2) > 0)
 
-    def _undo(self, number: int, machine: str, probability: float) -> None:
-        if self._scheduler.chance(f"undo after {number}", probability):
+    def _undo(self, number: int, machine: str) -> None:
+        if self._scheduler.chance(f"undo after {number}", 0.3):
             for life in range(3):
                 if self.is_rescaled and self._may_undo:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
 
-    def _give(self, name: str, machine: str, number: int, work: Command) -> None:
-        """Give a command until it ends well, up to three times, and sometimes twice at once."""
+    def _give(self, name: str, machine: str, number: int, work: Command, *, on_two_machines: bool = False) -> bool:
+        """Give a command until it ends well, up to three times, and sometimes twice at once. Returns: whether it
+        has ended well."""
         scheduler, history = self._scheduler, self._history
         for attempt in range(3):
-            config, ended = history.config(machine, number), list[str]()
+            ended = list[str]()
             threads: list[tuple[Process, Thread]] = []
-            for twin in range(1 + (scheduler.decide(f"twice {name}", 5) == 0)):
+            for twin in range(1 + (scheduler.decide(f"twice {name}", 2 if on_two_machines else 5) == 0)):
                 moment = f"{name}-{attempt}{'-twin' * twin}"
-                process = Process(moment, machine)
+                is_elsewhere = twin and on_two_machines and scheduler.decide(f"elsewhere {moment}", 2)
+                place = machine + _ELSEWHERE if is_elsewhere else machine
+                process = Process(moment, place)
 
-                give = partial(self._work, work, moment, config, ended)
+                give = partial(self._work, work, moment, history.config(place, number), ended)
                 scheduler.note(f"{moment} begins")
                 threads.append((process, scheduler.start(moment, process, give)))
             for process, thread in threads:
                 history.wait_for(thread, process)
                 scheduler.kill(process)
             if ended:
-                return
+                return True
+        return False
 
     def _work(self, work: Command, moment: str, config: JobConfig, ended: list[str]) -> None:
         """Do it, and note that it ended well. A command may fail, as the situation explains."""
@@ -229,8 +257,9 @@ class Operators:
                 return
             if isinstance(error, LayoutMismatch) and self._model.was_rescaled:
                 return
-            if isinstance(error, PermissionNeeded) and _OF_ANOTHER_RESCALE in error.message and len(self._rescales) > 1:
-                return  # an earlier command has left records, and was given on another machine, or its disk is lost
+            several = len(self._rescales) > 1  # or the disk of the machine is lost
+            if several and any(reason in error.message for reason in _OF_ANOTHER_RESCALE):
+                return
             self._history.expect(error, config)
 
     @contextmanager
@@ -443,24 +472,28 @@ class Operators:
             raise Wrong("somebody has written to the changelogs of the old job")
 
     def _rescale(self, moment: str, config: JobConfig) -> None:
-        """Give the job two tasks, and look at them."""
+        """Give the job another number of tasks, and look at them."""
         history, model = self._history, self._model
+        command, left = moment.split("-")[1], [tasks for tasks in _LAYOUTS if tasks not in self._used]
+        elsewhere = config.state_dir.name.endswith(_ELSEWHERE)
+        tasks = left[(self._scheduler.decide(f"tasks after {command}", len(left)) + elsewhere) % len(left)]
+        self._rescales.add((command, config.state_dir.name))
         self._begun_changelogs |= _changelogs(config)
         with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
-            acked = model.acked
+            acked = [(part, part.acked) for _, part in history.parts]
             records = log.read()
-            if records and len(records) == _RESCALED_TO:
+            if records and len(records) == tasks:
                 return
-            plan = plan_rescale(config, records, _RESCALED_TO, None)
-            self.is_rescaled = model.was_rescaled = self._may_undo = True
-            self._rescaled_s = self._scheduler.now
-            done = rescale(services, log, _RESCALED_TO, workers, no_progress, chosen=_PARTITIONER)
+            plan = plan_rescale(config, records, tasks, None)
+            # only the first layout's model is there; and what a rescale leaves of the next changelogs stops an undo
+            self._may_undo = not self.parts and len(records) == 1
+            if not self.parts:
+                model.was_rescaled = True
+                self._rescaled_s = self._scheduler.now
+            done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
-        at = done.checkpoints[TASK].input_offsets[SOURCE]
-        self.parts = [model.part(number, _RESCALED_TO, at) for number in range(_RESCALED_TO)]
-        self.layout = plan.changes
         found: State = {store: {} for store in STORES}
-        for number in range(_RESCALED_TO):
+        for number in range(tasks):
             with (
                 StateManager(plan.new_config, services=history.services) as manager,
                 manager.open_task(task_name(number)) as task,
@@ -474,13 +507,39 @@ class Operators:
                 assert checkpoint is not None
                 if number == 0:
                     position = checkpoint.input_offsets[SOURCE]
-        if position < min(acked, model.acked, *model.going_back):
-            raise Wrong(f"rescaled at {position}, but {acked} was acknowledged before")
+        for part, before in acked:
+            if position < min(before, part.acked, *part.going_back):
+                raise Wrong(f"rescaled at {position}, but {before} was acknowledged before")
         model.compare_state(position, found, as_of_now=False)
+
+    def _level_and_rescale(self, moment: str, config: JobConfig) -> None:
+        """Commit all tasks at one offset of the input, because here they share a partition. Then rescale."""
+        target = max(part.acked for part in self.parts)
+        for part in self._history.parts:
+            with StateManager(config, services=self._history.services) as manager:
+                Levelling(self._history, manager, moment, [part]).commit_at(target)
+        self._rescale(moment, config)
+
+    def _settle(self, moment: str, config: JobConfig) -> None:
+        """Fence everybody, and see which layout the job is in."""
+        with (
+            self._opened(config, owned=True) as (services, log),
+            closing(JobOwner.take(services, log, tasks=max(_LAYOUTS))),
+        ):
+            records, retired = log.read(), log.retired()
+        self._scheduler.note(f"in the layout with {len(records)} tasks")
+        if len(records) == max(len(self.parts), 1):
+            return
+        at = records[TASK].current.input_offsets[SOURCE]
+        self.is_rescaled, self._tasks = True, len(records)
+        self._used.add(self._tasks)
+        self.parts = [self._model.part(number, self._tasks, at) for number in range(self._tasks)]
+        self.layout = changes_in_force(config, records)
+        self._may_undo &= bool(retired) and retired[-1].layout.tasks == 1
 
     def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
         """Take a rescale back."""
-        new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": _RESCALED_TO})
+        new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": self._tasks})
         self.parts, self.layout = [], {}
         with self._opened(config, owned=True) as (services, log):
             records = log.read()
@@ -490,7 +549,7 @@ class Operators:
         self.is_rescaled = True  # until its outcome is known: whoever gives it a second time may undo the undo
         with self._opened(new, owned=True) as (services, log):
             done, _ = undo(services, log, self._history.services, no_progress)
-        self.is_rescaled = done.after.tasks == _RESCALED_TO
+        self.is_rescaled = done.after.tasks == self._tasks
         self._scheduler.note(f"back in the layout with {done.after.tasks} tasks")
 
     @contextmanager

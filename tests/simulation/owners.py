@@ -146,6 +146,18 @@ class LastOwner(TaskOwner):
                     task.commit({SOURCE: at.position})
 
 
+class Levelling(TaskOwner):
+    """Opens a task, and commits it at an offset of the input."""
+
+    def commit_at(self, target: int) -> None:
+        acked = self._model.acked
+        with self._manager.open_task(self._task) as task:
+            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            self._change_some(task, at, target - at.position)
+            with self._model.committing(at.position):
+                task.commit({SOURCE: at.position})
+
+
 class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from statemgr.errors import RetryableError
+from statemgr.errors import MissingState, RetryableError
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import key_ranges
 from statemgr.model.commit import PreparedCommit
@@ -163,11 +163,24 @@ class Workshop:
         return replace(built, stores={**built.stores, **{task: one.result() for task, one in running.items()}})
 
     def check_changelogs(self, built: Built, changelogs: Mapping[str, TopicInfo]) -> None:
-        """Check that the new changelogs end with the stores that other machines have built. One of these may have been
-        given up while it still ran, and another one have built the same.
+        """Check that the new changelogs are the topics that this rescale has made, and that they end with the stores
+        that other machines have built. One of these may have been given up while it still ran, and another one have
+        built the same.
 
-        Raises: RetryableError.
+        Raises: RetryableError, UnavailableError, AccessDenied.
         """
+        for name, made in changelogs.items():
+            try:
+                found = self.new.changelog().describe(made.name)
+            except MissingState:
+                found = None
+            if found is None or found.topic_id != made.topic_id:
+                raise RetryableError(
+                    "another rescale has deleted the new changelog; nothing was published",
+                    hint="run it again when no other rescale of the job runs, also on other machines",
+                    store=name,
+                    topic=made.name,
+                )
 
         def check(store: str, task: int, stored: StoredStore) -> None:
             if not self.new_stores.is_at_end(stored, changelogs.get(store)):

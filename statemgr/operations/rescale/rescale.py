@@ -46,7 +46,7 @@ from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, remove
 from statemgr.local.machine import moment
 from statemgr.local.shared_directories import exclusive_if_free
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import Checkpoint, Layout
 from statemgr.model.keys.partitioners import BY_INPUT_PARTITION, candidates, hash_of, is_by_input
 from statemgr.model.keys.processor_keys import grouping_types
 from statemgr.operations.rescale.build import Build
@@ -119,8 +119,7 @@ def rescale(
         def planned() -> tuple[RescalePlan, Moment]:
             as_of = moment(services.clock)
             now = plan_rescale(services.config, log.read(), tasks, checkpoint_id)
-            if now.before != plan.before:
-                raise overtaken(services.config)
+            _refuse_other_layout(services.config, plan.before, now.before)
             return replace(now, grouping=grouping), as_of
 
         with disk_errors(root):
@@ -150,6 +149,12 @@ def rescale(
             if name != "lock":
                 remove(root / name)
     return Rescaled(built, published.checkpoints)
+
+
+def _refuse_other_layout(config: JobConfig, begun: Layout, now: Layout) -> None:
+    """Raises: FencedError if somebody else has published another layout meanwhile."""
+    if now != begun:
+        raise overtaken(config)
 
 
 def _check_age(new: Services, built: Built) -> None:

@@ -125,6 +125,26 @@ def test_a_rescale_does_not_go_on_from_the_layout_of_another_one(job: Job, at: P
         assert {key: value for store in stores for key, value in store.range()} == {b"a": b"1", **keys}
 
 
+def test_a_new_changelog_that_another_rescale_deletes(job: Job) -> None:
+    """Somebody on another machine begins to rescale to another number of tasks, and makes the new changelogs again,
+    just before a layout is published that needs them. Nothing is published, and the next try succeeds."""
+    here, elsewhere = job.config, job.servers.on_disk(job.config, "another-disk")
+
+    def make_again(phase: Phase, subject: str) -> None:
+        if phase is Phase.STORED and job.config is here:
+            job.config = elsewhere
+            topics = job.servers.broker.topics
+            (topic,) = [name for name in topics if name.endswith("-g2")]
+            job.servers.broker.delete(topic)
+            job.servers.broker.create(topic, 2, {"cleanup.policy": "compact"})
+
+    with observed(make_again), pytest.raises(RetryableError, match="another rescale has deleted the new changelog"):
+        job.rescale(2)
+    assert job.tasks() == {1}
+    job.rescale(2)
+    assert job.tasks() == {2}
+
+
 def test_what_was_stored_long_before_the_publish_may_be_garbage(job: Job) -> None:
     """A rescale takes longer than garbage collection leaves uploads alone, and the job commits meanwhile. The last
     uploads are young, but the first ones, which the new stores need as well, are not."""

@@ -97,11 +97,13 @@ def test_a_wrong_number_of_partitions_is_refused(kafka: KafkaServer) -> None:
         "it has 3 partitions instead of 2, one for each task",
     ]
     assert "job.tasks = 3" in problems[1].fix_command
-    with TopicAdmin(with_changes(config, job__tasks=5), SystemClock()) as admin:
-        [problem] = admin.check(changelog_topic_specs(with_changes(config, job__tasks=5)))
-    assert "one for each task" in problem.message
-    assert "job.tasks = 3" in problem.fix_command, "more partitions would not spread the state that is there"
-    assert "--alter" not in problem.fix_command
+    for tasks in (1, 5):
+        other = with_changes(config, job__tasks=tasks)
+        with TopicAdmin(other, SystemClock()) as admin:
+            [problem] = admin.check(changelog_topic_specs(other))
+        assert "one for each task" in problem.message
+        assert "job.tasks = 3" in problem.fix_command, "more partitions would not spread the state that is there"
+        assert "--alter" not in problem.fix_command
 
 
 def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:

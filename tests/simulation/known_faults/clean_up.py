@@ -149,6 +149,12 @@ def a_dropped_checkpoint_counts_as_kept() -> Patches:
 
 
 @known
+def a_rescale_goes_on_in_another_layout() -> Patches:
+    """A rescale that another one has overtaken takes the new layout's tasks for those that it has begun with."""
+    return [patch(rescaling, "_refuse_other_layout", lambda *args: None)]
+
+
+@known
 def a_layout_is_left_with_ttls() -> Patches:
     """A rescale leaves a layout although its blobs still have a TTL, and its tasks are not opened again."""
 
