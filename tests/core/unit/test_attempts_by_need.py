@@ -231,20 +231,21 @@ def test_a_takeover_and_an_older_checkpoint(job: Job) -> None:
 
 def test_a_worker_dies_during_the_fill(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one on the machine takes over what was fetched."""
-    fetch_part, parts = Downloads.fetch_part, list[tuple[str, int]]()
+    fetch_part, begun, parts = Downloads.fetch_part, list[object](), list[object]()
 
     def counted(*arguments: object) -> None:
-        if len(parts) == most:
+        if len(begun) == most:
             raise UnavailableError("no answer")
-        parts.append((arguments[3].path.name, arguments[4]))  # type: ignore[attr-defined, arg-type]
+        begun.append(arguments)
         fetch_part(*arguments)  # type: ignore[arg-type]
+        parts.append((arguments[3].path.name, arguments[4]))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Downloads, "fetch_part", counted)
     most = 3
     gate.open.set()
     with job.worker("second") as worker:
         job.batch(worker, {key(1): b"one"})
-        wait_until(lambda: len(parts) == most)
+        wait_until(lambda: len(begun) == most)
         opened = job.open(worker)  # it is open when the worker dies, and links the files
         assert opened.store("totals").get(key(1)) == b"one"
         opened.store("totals").put(key(2), b"lost")
