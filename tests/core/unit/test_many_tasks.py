@@ -151,6 +151,7 @@ def test_commits_of_many_tasks_begin_in_several_turns(config: JobConfig, monkeyp
                 lost=threading.Event(),
                 inputs=[],
                 committing=False,
+                commits_early=False,
                 ended_commit=lambda: None,
                 start_commit=lambda index=index: (begun.append(index), clock.sleep(1.0)),
             )
@@ -182,7 +183,7 @@ def test_commits_in_progress_are_bounded(config: JobConfig, monkeypatch: pytest.
             task.committing = True
 
         for index in range(5):
-            task = SimpleNamespace(lost=threading.Event(), inputs=[], committing=False)
+            task = SimpleNamespace(lost=threading.Event(), inputs=[], committing=False, commits_early=False)
             task.ended_commit, task.start_commit = partial(end, task), partial(start, task)
             loop._tasks._owned[index] = task  # type: ignore[assignment]
         loop.commit_soon()
