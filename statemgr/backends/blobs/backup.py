@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from statemgr.backends.blobs.branches import branch, is_inline
+from statemgr.backends.blobs.branches import branch
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
 from statemgr.backends.blobs.clean_up import Cleaner, Read, SharedSegments
 from statemgr.backends.blobs.local_notes import ChainPositions
@@ -26,6 +26,7 @@ from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import encode_chain
 from statemgr.model.commit import StoreSession
+from statemgr.model.record_size import inline_chain_limit
 from statemgr.model.segment import encode_segment
 from statemgr.phases import Phase, announce
 from statemgr.ports import Backlog, PreparedBackup, SegmentBackupManager, StoreIdentity, StoreSnapshot
@@ -88,7 +89,7 @@ class BlobBackup(SegmentBackupManager):
 
         ``together``: all tasks of the job are published at once, and share the limit.
         """
-        chain, changes = draft.chain, draft.changes
+        chain, changes, config = draft.chain, draft.changes, self._services.config
         if changes.size > _INLINE_SEGMENT:
             return None
         if changes.count:
@@ -96,7 +97,8 @@ class BlobBackup(SegmentBackupManager):
             chain = replace(chain, segments=(*chain.segments, new))
         _check_restorable(draft, chain)
         data = encode_chain(chain)
-        return (chain, BlobMarker(inline=data)) if is_inline(self._services, chain, data, together=together) else None
+        limit = inline_chain_limit(len(config.stores), config.tasks if together else 1)
+        return (chain, BlobMarker(inline=data)) if not chain.segments or len(data) <= limit else None
 
     def _store_together(self, drafts: Sequence[Draft], written: dict[Draft, _Chained | None]) -> Stored:
         """Steps 2 to 4 for what does not fit into the checkpoint record."""

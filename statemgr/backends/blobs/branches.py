@@ -40,16 +40,11 @@ def branch(services: Services, identity: StoreIdentity, chain: SegmentChain, *, 
 def put_chain(services: Services, identity: StoreIdentity, chain: SegmentChain, *, together: bool) -> PreparedBackup:
     """The marker of a chain whose snapshot and segments are stored. Arguments and errors as for :func:`branch`."""
     data = encode_chain(chain)
-    if is_inline(services, chain, data, together=together):
+    limit = inline_chain_limit(len(services.config.stores), services.config.tasks if together else 1)
+    if not chain.segments or len(data) <= limit:
         return PreparedBackup(BlobMarker(inline=data))
     ref = services.transfer().put(segments_blob(identity, chain.attempt), data)
     return PreparedBackup(BlobMarker(ref), added_blobs=(ref.blob_id,), added_bytes=len(data))
-
-
-def is_inline(services: Services, chain: SegmentChain, data: bytes, *, together: bool) -> bool:
-    """Whether a chain, encoded as ``data``, is in the checkpoint record. One without segments always is."""
-    limit = inline_chain_limit(len(services.config.stores), services.config.tasks if together else 1)
-    return not chain.segments or len(data) <= limit
 
 
 @dataclass(frozen=True)
