@@ -16,7 +16,6 @@ from statemgr.engine.attempts import Attempt
 from statemgr.engine.task import Task
 from statemgr.errors import (
     CorruptError,
-    InvalidError,
     LayoutMismatch,
     MissingError,
     RetryableError,
@@ -35,6 +34,8 @@ Entries = dict[bytes, bytes]
 State = dict[str, Entries]
 #: The most seconds by which the clocks of two machines differ.
 _CLOCKS_S = 81.0
+#: What errors say about records of somebody else in a changelog.
+_FOREIGN = ("somebody else has written", "records that this job did not write")
 #: Errors that an operation in trouble may end with, besides those that say that it may be tried again.
 _EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
 
@@ -219,7 +220,7 @@ class Model:
         if isinstance(error, CorruptError | MissingError | TopicMisconfigured | BlobExists) and self.was_damaged():
             return
         # the records of a commit that the checkpoint topic has lost are foreign to an owner that was suspended
-        if self.losses and isinstance(error, InvalidError) and error.message.startswith("somebody else has written"):
+        if self.losses and any(foreign in error.message for foreign in _FOREIGN):
             return
         if error.exit_status not in (3, 5, 6) and type(error).__name__ not in _EXPECTED:
             raise Wrong(f"unexpected {type(error).__name__}: {error}") from error
