@@ -43,9 +43,9 @@ ClientKind = Literal["producer", "consumer", "admin"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("producer", "consumer", "admin")
 #: Begins the name of a checkpoint topic, unless another name is set.
 CHECKPOINTS = "__statemgr_checkpoints_"
-#: librdkafka's default of ``message.max.bytes``, and what it adds to a record (RD_KAFKAP_MESSAGE_V2_MAX_OVERHEAD).
 #: Keys that limit the size of a record, the stronger one first.
 RECORD_LIMITS = ("kafka.producer.message.max.bytes", "kafka.message.max.bytes")
+#: librdkafka's default of ``message.max.bytes``, and what it adds to a record (RD_KAFKAP_MESSAGE_V2_MAX_OVERHEAD).
 _MESSAGE_MAX_BYTES, _OF_RECORD = 1_000_000, 36
 log = logging.getLogger(__name__)
 

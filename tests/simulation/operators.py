@@ -163,20 +163,19 @@ class Operators:
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
         }  # fmt: skip
-        changelogs = _changelogs(history.config("", number))
+        # an owner that writes changelogs again would be asked for permission to overwrite what such a rescale has left
+        may_rescale = self._begun_changelogs <= _changelogs(history.config("", number))
+        may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
         if self.parts:  # owners work in the new layout
             commands |= {"rollback": self._go_back, "keep": self._keep}
-            may_rescale = self._begun_changelogs <= changelogs and len(self._used) < len(_LAYOUTS)
             if may_rescale and scheduler.chance(f"rescale again after {number}", 0.5):
                 commands = {"rescale": self._level_and_rescale}
             if "rescale" in commands or scheduler.chance(f"command in the new layout after {number}", 0.5):
                 self._choose(commands, number)
             self._undo(number, f"machine-{number % 2}")
             return
-        may_rescale = history.tasks == 1 and not history.loses_checkpoints and not history.has_member
-        # an owner that writes changelogs again would be asked for permission to overwrite what such a rescale has left
-        may_rescale = may_rescale and self._begun_changelogs <= changelogs and not self.is_rescaled
-        may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
+        may_rescale = may_rescale and history.tasks == 1 and not self.is_rescaled
+        may_rescale = may_rescale and not history.loses_checkpoints and not history.has_member
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
