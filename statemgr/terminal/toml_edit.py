@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,16 @@ class TomlEdit:
         old, new = self.old.splitlines(keepends=True), self.new.splitlines(keepends=True)
         return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)"))
 
-    def write(self, saved_as: Path) -> None:
+    def write(self, before: str) -> Path:
         """Save the old file under another name, then replace it by rename. Line ends and a byte order mark stay.
 
+        Args:
+            before: what the old file was before, for its new name.
+
+        Returns: where the old file is now.
         Raises: DiskFull, AccessDenied.
         """
+        saved_as = self.path.with_name(f"{self.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.{before}")
         with translated("the configuration file cannot be written", self.path):
             if self.path.read_bytes() != self._bytes:
                 raise ConfigError("the configuration file was changed meanwhile", hint="run the command again")
@@ -63,6 +69,7 @@ class TomlEdit:
                 write_file(path, content)
                 path.chmod(mode)
             sync(target.parent)
+        return saved_as
 
     def _new_bytes(self) -> bytes:
         text = self.new.replace("\n", _CRLF) if _CRLF.encode() in self._bytes else self.new

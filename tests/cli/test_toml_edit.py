@@ -37,6 +37,7 @@ def test_a_key_is_added_to_a_store_wherever_its_table_is(tmp_path: Path, stores:
     file.write_text(_JOB + stores)
     before = JobConfig.from_file(file).to_mapping()
     changes = {"stores.a.changelog.topic": "a-g2", "job.tasks": 3}
-    TomlEdit(file, changes).write(tmp_path / "saved.toml")
+    saved = TomlEdit(file, changes).write("before")
+    assert saved.read_text() == _JOB + stores
     assert JobConfig.from_file(file).to_mapping() == {**before, **changes}
     assert "# never changes" in file.read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,10 +221,7 @@ def _write(plan: Plan, call: Call, stores: Sequence[str]) -> Path:
             rebuild(later, plan.records, published_together(plan.records), progress)
     else:
         check_again(call.config, plan.step, stores)
-    path = plan.edit.path
-    saved = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.stage-{plan.step.stage}")
-    plan.edit.write(saved)
-    return saved
+    return plan.edit.write(f"stage-{plan.step.stage}")
 
 
 def _changes(edit: TomlEdit) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,13 +191,11 @@ def _save(edit: TomlEdit | None, *, write: bool) -> tuple[TomlEdit | None, str |
     """
     if not write or edit is None or edit.old == edit.new:
         return edit, None
-    saved = edit.path.with_name(f"{edit.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.before-rescale")
     try:
-        edit.write(saved)
+        return edit, str(edit.write("before-rescale"))
     except StatemgrError as error:
         say(f"warning: {error}")
         return None, None
-    return edit, str(saved)
 
 
 def _print_configuration(changes: Mapping[str, int | str], edit: TomlEdit | None, saved: str | None) -> None:
