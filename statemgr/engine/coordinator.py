@@ -51,7 +51,7 @@ class Coordinator:
         self.owner = owner
         self._topics = topics
         self._services, self._log = owner.services, owner.log
-        self.clean_ups = {task: CleanUp(self._services, task, self._log) for task in owner.published.records}
+        self.clean_ups = {task: CleanUp(self._services, task) for task in owner.published.records}
         self._watching: Metrics | None = None
         self._series = {
             "checkpoint_timestamp_seconds": self.checkpoint_times, "blobs_with_ttl": self.blobs_with_ttl,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from statemgr.errors import RetryableError
-from statemgr.model.checkpoint import BlobRef, CheckpointRecord, Marker
+from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change, ChangeSet, NumberedChanges, PreparedChanges, StoreSession
 from statemgr.model.plan import Successor
 from statemgr.phases import Phase, announce
@@ -216,12 +216,6 @@ class BackupManager(ABC):
         """:meth:`clean_up` for all stores of one task at once (of ``task`` the store does not count)."""
         for store, markers in evicted.items():
             self.clean_up(replace(task, store=store), markers, retained.get(store, ()))
-
-    def release_shared(self, read: Callable[[Collection[str]], Mapping[str, CheckpointRecord]]) -> None:
-        """Called now and then: delete blobs that tasks shared and that none of them retains any more. ``read``: the
-        tasks' newest records, by a fresh read of the topic. Raises: UnavailableError and what ``read`` raises; then it
-        is tried again.
-        """
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         """Names of the blobs that the commit of ``marker`` added. An opening removes their TTLs."""

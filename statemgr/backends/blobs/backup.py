@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from statemgr.backends.blobs.branches import branch
 from statemgr.backends.blobs.catalogue import Catalogue, validate_for
-from statemgr.backends.blobs.clean_up import Cleaner, Read, SharedSegments
+from statemgr.backends.blobs.clean_up import Cleaner, SharedSegments
 from statemgr.backends.blobs.local_notes import ChainPositions
 from statemgr.backends.blobs.names import segments_blob
 from statemgr.backends.blobs.next_chain import Draft, NextChains
@@ -205,10 +205,8 @@ class BlobBackup(SegmentBackupManager):
         retained: Mapping[str, Sequence[Marker]],
     ) -> None:
         undeleted = self._undeleted.setdefault(task, set())
-        self._shared.no_longer_needed(self._cleaner.clean_up(task, evicted, retained, undeleted))
-
-    def release_shared(self, read: Read) -> None:
-        self._shared.release(read, self._catalogue, self._services.transfer())
+        self._shared.retained(self._cleaner.clean_up(task, evicted, retained, undeleted))
+        self._shared.delete(self._services.transfer)
 
     def added_blobs(self, identity: StoreIdentity, marker: Marker) -> Sequence[str]:
         chain = self._catalogue.chain(identity, marker)

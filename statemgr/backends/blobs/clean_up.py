@@ -2,29 +2,32 @@
 
 Steps of :class:`Cleaner`:
 
-1. read the chains of the retained and the evicted checkpoints, of all stores of the task
-2. delete blobs of segments to which no retained chain of any store refers. Blobs that other tasks may share are
-   returned instead, and :class:`SharedSegments` deletes them
+1. read the chains of the retained and the evicted checkpoints, of all stores of the task, unless they were read before
+2. delete blobs of segments to which no retained chain of any store refers. :class:`SharedSegments` deletes those that
+   other tasks may share
 3. delete snapshots that no retained chain begins with, store by store
 
-Step 3 considers the evicted indexes, and follows ``previous`` from them and from the retained ones to all older
-indexes. So it finishes a clean-up that a crashed owner left incomplete. It deletes older indexes first, each after its
-blobs, so that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs of segments that a
-crash leaves between a publish and their deletion. Only blobs below the task's own prefix are deleted.
+Step 3 considers the evicted indexes. At an opening, and after a clean-up that failed, it also follows ``previous`` from
+the retained ones to all older indexes, and so finishes what a crashed owner left incomplete. It deletes older indexes
+first, each after its blobs, so that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs
+of segments that a crash leaves between a publish and their deletion. Only blobs below the task's own prefix are
+deleted.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import segments_prefix, store_prefix
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
 from statemgr.model.chain import SegmentChain
-from statemgr.model.checkpoint import BlobMarker, BlobRef, CheckpointRecord, Marker
+from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.phases import Phase, announce
 from statemgr.ports import StoreIdentity
@@ -34,14 +37,21 @@ log = logging.getLogger(__name__)
 #: Most older indexes that one clean-up follows.
 _LONGEST_WALK = 1000
 _REMEMBERED = 10_000
-#: Shared blobs are checked when a task no longer needs this many of them, or has not needed one for this many seconds.
+#: Shared blobs are deleted when so many can be, or when one could be for so many seconds.
 _MANY = 32
 _SECONDS = 60.0
 #: Shared blobs that are remembered. Garbage collection deletes older ones.
 _MOST_SHARED = 100_000
 
-#: Reads the newest records of some tasks from the topic.
-Read = Callable[[Collection[str]], Mapping[str, CheckpointRecord]]
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a restore from one marker needs: blobs of segments, and an index, whose snapshot has the changes below
+    ``start``."""
+
+    blobs: tuple[str, ...]
+    index: BlobRef
+    start: int
 
 
 class Cleaner:
@@ -52,6 +62,10 @@ class Cleaner:
         self._catalogue = catalogue
         self._lock = threading.Lock()
         self._gone: dict[str, None] = {}
+        #: store → its retained markers when it was cleaned up last
+        self._retained: dict[StoreIdentity, dict[BlobMarker, Needs]] = {}
+        #: stores whose last clean-up did all of its steps
+        self._done: set[StoreIdentity] = set()
 
     def clean_up(
         self,
@@ -59,50 +73,52 @@ class Cleaner:
         evicted: Mapping[str, Sequence[Marker]],
         retained: Mapping[str, Sequence[Marker]],
         undeleted: set[str],
-    ) -> list[str]:
+    ) -> dict[StoreIdentity, list[Needs]]:
         """Delete what only evicted markers (store → markers, newest first) reference.
 
         Args:
             undeleted: blobs of segments of the task that earlier calls could not delete; updated.
 
-        Returns: blobs of segments that the task no longer needs, and that other tasks may share.
+        Returns: what each store's retained markers need, newest first. Empty if one of them cannot be read.
         Raises: UnavailableError, AccessDenied; then the next call tries the rest again. MissingBlob, CorruptBlob: the
             newest chain or index of a store is damaged, and nothing more was deleted.
         """
-        live: set[str] = set()
         gone: dict[str, None] = {}
-        of_snapshots: list[tuple[StoreIdentity, list[BlobRef], list[BlobRef]]] = []
-        at_open = not any(evicted.values())
-        for store in dict.fromkeys((*retained, *evicted)):  # 1
-            identity = replace(task, store=store)
-            kept = self._chains(identity, retained.get(store, ()))
+        needs: dict[StoreIdentity, list[Needs]] = {}
+        of_snapshots: list[tuple[StoreIdentity, list[BlobRef], list[BlobRef], bool]] = []
+        identities = {store: replace(task, store=store) for store in dict.fromkeys((*retained, *evicted))}
+        done = set() if not any(evicted.values()) else self._done.intersection(identities.values())
+        self._done.difference_update(identities.values())
+        for store, identity in identities.items():  # 1
+            kept = self._needs(identity, retained.get(store, ()))
             if kept is None:
-                return []
-            live.update(blob for marker, chain in kept.items() for blob in _segment_blobs(marker, chain))
+                return {}
+            needs[identity] = list(kept.values())
             unneeded = [marker for marker in evicted.get(store, ()) if marker not in kept]
-            if unneeded or at_open:
-                old = self._chains(identity, unneeded, missing_is_gone=True) or {}
-                gone |= {blob: None for marker, chain in old.items() for blob in _segment_blobs(marker, chain)}
-                of_snapshots.append((identity, _indexes(old), _indexes(kept)))
-        own = segments_prefix(task)
-        undeleted |= {blob for blob in gone if blob.startswith(own)}
+            old = self._needs(identity, unneeded, missing_is_gone=True) or {}
+            self._retained[identity] = kept
+            gone |= dict.fromkeys(blob for one in old.values() for blob in one.blobs)
+            of_snapshots.append((identity, _indexes(old), _indexes(kept), identity in done))
+        live = {blob for of_store in needs.values() for one in of_store for blob in one.blobs}
+        undeleted |= {blob for blob in gone if blob.startswith(segments_prefix(task))}
         undeleted -= live
         self._delete_segments(task, undeleted)  # 2
-        for identity, starts, stays in of_snapshots:
-            self._clean_up_snapshots(identity, starts, stays)  # 3
-        return [blob for blob in gone if blob not in live and not blob.startswith(own)]
+        for identity, starts, stays, was_done in of_snapshots:
+            self._clean_up_snapshots(identity, starts, stays, only_evicted=was_done)  # 3
+            self._done.add(identity)
+        return needs
 
-    def _chains(
+    def _needs(
         self, identity: StoreIdentity, markers: Sequence[Marker], *, missing_is_gone: bool = False
-    ) -> dict[BlobMarker, SegmentChain] | None:
-        """The chains of markers. None if one after the first cannot be read; with ``missing_is_gone`` a missing one is
+    ) -> dict[BlobMarker, Needs] | None:
+        """What markers need. None if one after the first cannot be read; with ``missing_is_gone`` a missing one is
         skipped."""
-        found = {}
+        known, found = self._retained.get(identity, {}), {}
         for marker in markers:
             if not isinstance(marker, BlobMarker):
                 continue
             try:
-                found[marker] = self._catalogue.chain(identity, marker)
+                found[marker] = known.get(marker) or _needs_of(marker, self._catalogue.chain(identity, marker))
             except (MissingBlob, CorruptBlob) as error:
                 if missing_is_gone:
                     continue
@@ -122,9 +138,13 @@ class Cleaner:
 
     # --- step 3 ---------------------------------------------------------------------------------------------------
 
-    def _clean_up_snapshots(self, identity: StoreIdentity, evicted: Sequence[BlobRef], kept: Sequence[BlobRef]) -> None:
+    def _clean_up_snapshots(
+        self, identity: StoreIdentity, evicted: Sequence[BlobRef], kept: Sequence[BlobRef], *, only_evicted: bool
+    ) -> None:
         kept_ids = {ref.blob_id for ref in kept}
         starts = [ref for ref in evicted if ref.blob_id not in kept_ids]
+        if only_evicted and not starts:
+            return
         live = set(kept_ids)
         for ref in kept:
             try:
@@ -198,89 +218,74 @@ def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
     log.warning("%s: nothing was deleted, because a retained checkpoint cannot be read: %s", identity, error)
 
 
-def _segment_blobs(marker: BlobMarker, chain: SegmentChain) -> list[str]:
-    found = [segment.blob.blob_id for segment in chain.segments if segment.blob]
-    return [*found, marker.blob.blob_id] if marker.blob else found
+def _needs_of(marker: BlobMarker, found: SegmentChain) -> Needs:
+    # chains that are read one by one have each name for itself
+    blobs = [sys.intern(segment.blob.blob_id) for segment in found.segments if segment.blob]
+    own = [sys.intern(marker.blob.blob_id)] if marker.blob else []
+    return Needs(tuple(dict.fromkeys((*blobs, *own))), found.snapshot.index, found.start)
 
 
-def _indexes(found: Mapping[BlobMarker, SegmentChain]) -> list[BlobRef]:
-    return list(dict.fromkeys(chain.snapshot.index for chain in found.values()))
+def _indexes(found: Mapping[BlobMarker, Needs]) -> list[BlobRef]:
+    return list(dict.fromkeys(needs.index for needs in found.values()))
 
 
 class SharedSegments:
-    """Blobs of segments that several tasks of this process share: which tasks are in each, and when it can be deleted.
+    """Blobs of segments that several tasks of this process share, and which of them may still need each.
 
-    A task's own clean-up cannot know whether another task still needs such a blob. Blobs that a task no longer needs
-    are checked together, now and then, by a fresh read of the topic. One is deleted when no checkpoint that any of its
-    tasks retains refers to it, and when each of these tasks has a snapshot that covers its changes in the blob. Garbage
-    collection deletes the others, and those whose tasks this process does not know. Safe to use from many threads.
+    A task's own clean-up cannot know whether another task needs such a blob. A task stops needing it when no checkpoint
+    that the task retains refers to it, and when its newest one has a snapshot that covers the task's changes there:
+    until then, a commit that is under way may refer to it. That stays true for a task that another process has taken
+    over, because new checkpoints refer to new blobs and to those of retained checkpoints. Garbage collection deletes
+    blobs that such a task needed when it left, and those of earlier processes. Safe to use from many threads.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: blob → store → the sequence number after its last change there
-        self._members: dict[str, dict[StoreIdentity, int]] = {}
-        #: blob that some task no longer needs → since when
+        #: blob → store that may need it → the sequence number after its last change there; oldest first
+        self._needed: dict[str, dict[StoreIdentity, int]] = {}
+        #: store → the blobs that it may need
+        self._of_store: dict[StoreIdentity, dict[str, None]] = {}
+        #: blob that no store needs → since when
         self._unneeded: dict[str, float] = {}
 
     def stored(self, blob_id: str, owner: StoreIdentity, end: int) -> None:
         """Note that a blob has a store's changes below ``end`` (and after its earlier segments)."""
         with self._lock:
-            self._members.setdefault(blob_id, {})[owner] = end
-            while len(self._members) > _MOST_SHARED:
-                oldest = next(iter(self._members))
-                del self._members[oldest]
-                self._unneeded.pop(oldest, None)
+            self._needed.setdefault(blob_id, {})[owner] = end
+            self._of_store.setdefault(owner, {})[blob_id] = None
+            while len(self._needed) > _MOST_SHARED:
+                oldest = next(iter(self._needed))
+                for store in self._needed.pop(oldest):
+                    del self._of_store[store][oldest]
 
-    def no_longer_needed(self, blob_ids: Collection[str]) -> None:
-        """Note blobs that one task no longer needs."""
-        now = self._monotonic()
+    def retained(self, needs: Mapping[StoreIdentity, Sequence[Needs]]) -> None:
+        """Note what the retained markers of some stores need (newest first). A store without any may have its first
+        commit under way."""
         with self._lock:
-            for blob_id in blob_ids:
-                if blob_id in self._members:
-                    self._unneeded.setdefault(blob_id, now)
+            for owner, of_store in needs.items():
+                live = set(chain.from_iterable(one.blobs for one in of_store))
+                for blob_id in [*self._of_store.get(owner, ())] if of_store else ():
+                    if blob_id not in live and self._needed[blob_id][owner] <= of_store[0].start:
+                        self._no_longer(blob_id, owner)
 
-    def release(self, read: Read, catalogue: Catalogue, transfer: Transfer) -> None:
-        """If it is time to check, delete the blobs that no task needs.
+    def _no_longer(self, blob_id: str, owner: StoreIdentity) -> None:
+        del self._of_store[owner][blob_id]
+        del self._needed[blob_id][owner]
+        if not self._needed[blob_id]:
+            del self._needed[blob_id]
+            self._unneeded[blob_id] = self._monotonic()
 
-        Raises: UnavailableError, AccessDenied, CorruptRecord, MissingError; then they are checked again later.
-        """
-        due = self._due()
-        if not due:
-            return
-        records = read({owner.task for members in due.values() for owner in members})
-        garbage = [blob for blob, members in due.items() if _is_garbage(blob, members, records, catalogue)]
-        failed = transfer.delete_all(garbage)
+    def delete(self, transfer: Callable[[], Transfer]) -> None:
+        """If it is time, delete the blobs that no store needs. Those that could not be deleted are tried again."""
         with self._lock:
-            for blob in garbage:
-                if blob not in failed:
-                    self._members.pop(blob, None)
-            for blob in due:
-                self._unneeded.pop(blob, None)
-                if blob in self._members:  # another task's clean-up may have deleted it meanwhile
-                    self._unneeded[blob] = self._monotonic()
-
-    def _due(self) -> dict[str, dict[StoreIdentity, int]]:
-        with self._lock:
-            oldest = next(iter(self._unneeded.values()), None)
-            if oldest is None or (len(self._unneeded) < _MANY and self._monotonic() - oldest < _SECONDS):
-                return {}
-            return {blob: dict(self._members[blob]) for blob in self._unneeded}
-
-
-def _is_garbage(
-    blob_id: str, members: Mapping[StoreIdentity, int], records: Mapping[str, CheckpointRecord], catalogue: Catalogue
-) -> bool:
-    for owner, end in members.items():
-        record = records.get(owner.task)
-        if record is None:
-            return False
-        for number, checkpoint in enumerate(record.checkpoints):
-            for of_store in checkpoint.state_checkpoint_markers.values():
-                marker = of_store.get(owner.store)
-                if isinstance(marker, BlobMarker):
-                    chain = catalogue.chain(owner, marker)
-                    if blob_id in _segment_blobs(marker, chain) or (number == 0 and chain.start < end):
-                        return False
-    return True
+            now, oldest = self._monotonic(), next(iter(self._unneeded.values()), None)
+            if oldest is None or (len(self._unneeded) < _MANY and now - oldest < _SECONDS):
+                return
+            unneeded, self._unneeded = self._unneeded, {}
+        failed: Collection[str] = unneeded
+        try:
+            failed = transfer().delete_all(unneeded)
+        finally:
+            with self._lock:
+                self._unneeded |= dict.fromkeys(failed, now)

@@ -24,7 +24,6 @@ from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Marker, Outs
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.record_size import MOST_OUTSTANDING
 from statemgr.phases import Phase, announce
-from statemgr.ports import CheckpointLog
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
@@ -38,9 +37,8 @@ class CleanUp:
         lost_blobs: whether blobs of the newest commit were gone when it was published.
     """
 
-    def __init__(self, services: Services, task: str, log: CheckpointLog) -> None:
+    def __init__(self, services: Services, task: str) -> None:
         self._services = services
-        self._topic = log
         self._task = task
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
@@ -210,7 +208,6 @@ class CleanUp:
                 self._skip_unreachable(factory, error)
                 continue
             self._try(factory, manager.clean_up_all, self._services.identity(self._task, ""), gone, retained)
-            self._try(factory, manager.release_shared, self._topic.read)
 
     def _try(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
         try:
@@ -254,12 +251,12 @@ def _referenced(commit: PreparedCommit) -> list[str]:
     return [blob for blob in commit.added_blobs if blob not in transport]
 
 
-def taken_over(services: Services, log: CheckpointLog, record: CheckpointRecord) -> CleanUp:
+def taken_over(services: Services, record: CheckpointRecord) -> CleanUp:
     """The clean-up of a task whose next checkpoint does not come from its owner. Removes the TTLs that a dead owner has
     left on blobs of the current checkpoint: the next opening will not, because it looks only at the checkpoint that is
     current then. Raises: RetryableError.
     """
-    clean_up = CleanUp(services, record.task, log)
+    clean_up = CleanUp(services, record.task)
     clean_up.at_open(record, delete=False)
     clean_up.retry_ttls()
     return clean_up

@@ -29,12 +29,12 @@ def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
     return max(record.current.sequence for record in records.values())
 
 
-def keep_blobs(services: Services, log: CheckpointLog, left: Mapping[str, CheckpointRecord]) -> None:
+def keep_blobs(services: Services, left: Mapping[str, CheckpointRecord]) -> None:
     """Remove the TTLs that are left on blobs of the current layout, before another one replaces it: its tasks are not
     opened again, but the job may go back to it. Raises: RetryableError if one cannot be removed.
     """
     for task, record in left.items():
-        if outstanding := taken_over(services, log, record).outstanding:
+        if outstanding := taken_over(services, record).outstanding:
             raise RetryableError(
                 f"nothing was published: the TTL of {counted(len(outstanding), 'blob')} could not be removed",
                 hint="run it again; if it was refused, allow this user to delete object tags (s3:DeleteObjectTagging)",

@@ -139,7 +139,7 @@ def rescale(
             published.along = (retiring(new, plan.before),)
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, {}, plan.records)
-            keep_blobs(services, log, plan.records)
+            keep_blobs(services, plan.records)
             commits = [replace(commit, epoch=epoch) for commit in built.commits()]
             _check_age(new, built)
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():

@@ -137,7 +137,7 @@ def undo(
             published.along = (retiring(new, plan.before), *deletes)
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, plan.records, plan.current)
-            keep_blobs(new, log, plan.current)
+            keep_blobs(new, plan.current)
 
             def prepared(task: str) -> PreparedCommit:
                 record = plan.records[task]

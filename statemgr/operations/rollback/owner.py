@@ -139,7 +139,7 @@ def roll_back(
             prepared = partial(_prepared, services, published, goal, attachments, progress)
             done = _in_parallel(services, prepared, rollbacks)  # 2
             rollbacks, commits = [one for one, _ in done], [commit for _, commit in done]
-        clean_ups = _in_parallel(services, lambda task: taken_over(services, log, records[task]), tasks)
+        clean_ups = _in_parallel(services, lambda task: taken_over(services, records[task]), tasks)
         outstanding = {task: clean_up.outstanding for task, clean_up in zip(tasks, clean_ups, strict=True)}
         publish_now(owner, "the rollback", commits, batch=batch, outstanding=outstanding, evict=False)  # 3 and 4
     return rollbacks, published.checkpoints

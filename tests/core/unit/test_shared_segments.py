@@ -1,38 +1,99 @@
-"""The clean-up of blobs that several tasks share."""
+"""The clean-up of blobs that several tasks share, and what a clean-up asks for."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from statemgr.backends.blobs.clean_up import SharedSegments
+import pytest
+
+from statemgr.backends.blobs import catalogue, clean_up
+from statemgr.backends.blobs.clean_up import Needs, SharedSegments
 from statemgr.errors import UnavailableError
-from statemgr.model.checkpoint import CheckpointRecord, Layout
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import StoreIdentity
+from statemgr.testing import JobTester
+
+_ONE, _OTHER = (StoreIdentity("orders", "1", f"Partition {number}", "totals") for number in range(2))
+_INDEX = BlobRef("index", 1, b"")
+_TASKS = 4
 
 
-def test_two_tasks_clean_up_the_same_blob_and_one_fails() -> None:
-    """While one task's clean-up deletes a blob, another one's has deleted it. The failure of the first one leaves
-    nothing that a later clean-up would miss."""
+class Transfer:
+    """Deletes nothing, and fails with the errors that it is given, call by call."""
+
+    def __init__(self, *failing: dict[str, UnavailableError]) -> None:
+        self.failing = list(failing)
+        self.asked: list[list[str]] = []
+
+    def delete_all(self, blobs: Any) -> dict[str, UnavailableError]:
+        self.asked.append([*blobs])
+        return self.failing.pop(0) if self.failing else {}
+
+
+def _delete(shared: SharedSegments, transfer: Any) -> None:
+    shared.delete(lambda: transfer)
+
+
+def test_a_blob_that_could_not_be_deleted_is_tried_again() -> None:
+    """A failure leaves nothing that a later clean-up would miss."""
     now = 0.0
     shared = SharedSegments(lambda: now)
-    owner = StoreIdentity("orders", "1", "Partition 0", "totals")
-    shared.stored("blob", owner, 1)
-    shared.no_longer_needed(["blob"])
-    record = CheckpointRecord("orders", "1", "Partition 0", Layout(1, 1, "kafka-partition"), ())
-    failing: list[dict[str, UnavailableError]] = [{"blob": UnavailableError("away")}, {}]
-
-    class Transfer:
-        def delete_all(self, blobs: list[str]) -> dict[str, UnavailableError]:
-            failed = failing.pop(0)
-            if failed:
-                release()
-            return failed
-
-    def release() -> None:
-        arguments: Any = (lambda tasks: {"Partition 0": record}, None, Transfer())
-        shared.release(*arguments)
-
+    transfer = Transfer({"blob": UnavailableError("away")})
+    shared.stored("blob", _ONE, 1)
+    shared.retained({_ONE: [Needs((), _INDEX, 1)]})
     for _ in range(3):
         now += 3600
-        release()
-    assert failing == []
+        _delete(shared, transfer)
+    assert transfer.asked == [["blob"], ["blob"]]
+
+
+def test_a_blob_is_deleted_when_no_task_may_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may need a blob that a retained checkpoint refers to, or that has changes which its newest snapshot lacks:
+    a commit may be under way."""
+    monkeypatch.setattr(clean_up, "_MANY", 1)
+    shared, transfer = SharedSegments(lambda: 0.0), Transfer()
+    shared.stored("blob", _ONE, 5)
+    shared.stored("blob", _OTHER, 5)
+    still_needed: list[dict[StoreIdentity, list[Needs]]] = [
+        {_OTHER: [Needs((), _INDEX, 5)]},
+        {_ONE: []},
+        {_ONE: [Needs((), _INDEX, 4)]},
+        {_ONE: [Needs((), _INDEX, 9), Needs(("blob",), _INDEX, 2)]},
+    ]
+    for needs in still_needed:
+        shared.retained(needs)
+        _delete(shared, transfer)
+        assert transfer.asked == []
+    shared.retained({_ONE: [Needs((), _INDEX, 9)]})
+    _delete(shared, transfer)
+    assert transfer.asked == [["blob"]]
+
+
+def test_a_clean_up_asks_for_nothing_that_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains of retained checkpoints are read once, however many there are, and a commit does not read the topic,
+    where it would wait for the transactions of other owners."""
+    read, chains = catalogue.Catalogue._read_chain, 0
+
+    def counted(self: Any, identity: Any, marker: Any) -> Any:
+        nonlocal chains
+        chains += marker.blob is not None
+        return read(self, identity, marker)
+
+    def process(task: Any, message: Any) -> None:
+        task.store("totals").put(message.key(), os.urandom(3000))
+
+    config = {
+        "job.name": "orders", "job.tasks": _TASKS, "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+        "task.checkpoint.retained": 8, "blob.store.uri": "s3://bucket/prefix", "stores.totals.type": "rocksdb",
+    }  # fmt: skip
+    with monkeypatch.context() as patched, JobTester(config, process) as job:
+        patched.setattr(catalogue, "_CHAINS", 2 * _TASKS)
+        patched.setattr(catalogue.Catalogue, "_read_chain", counted)
+        patched.setattr(CheckpointTopic, "read", None)
+        for number in range(40):
+            for partition in range(_TASKS):
+                job.send("orders", key=f"{number % 7}", value="", partition=partition)
+            job.commit()
+    assert chains == 0

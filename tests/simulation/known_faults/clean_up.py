@@ -127,15 +127,15 @@ def failed_ttl_removal_is_forgotten() -> Patches:
 @known
 def segments_of_retained_chains_are_deleted() -> Patches:
     """A clean-up deletes the segments that an evicted chain has, although a retained chain goes on with them."""
-    real = blob_clean_up.Cleaner._chains
+    real = blob_clean_up.Cleaner._needs
 
-    def chains(self: Any, identity: Any, markers: Any, *, missing_is_gone: bool = False) -> Any:
+    def needs(self: Any, identity: Any, markers: Any, *, missing_is_gone: bool = False) -> Any:
         found = real(self, identity, markers, missing_is_gone=missing_is_gone)
         if missing_is_gone or not found:
             return found
-        return {marker: replace(chain, segments=()) for marker, chain in found.items()}
+        return {marker: replace(one, blobs=()) for marker, one in found.items()}
 
-    return [patch(blob_clean_up.Cleaner, "_chains", chains)]
+    return [patch(blob_clean_up.Cleaner, "_needs", needs)]
 
 
 @known
@@ -158,9 +158,9 @@ def a_rescale_goes_on_in_another_layout() -> Patches:
 def a_layout_is_left_with_ttls() -> Patches:
     """A rescale leaves a layout although its blobs still have a TTL, and its tasks are not opened again."""
 
-    def keep(services: Any, log: Any, left: Any) -> None:
+    def keep(services: Any, left: Any) -> None:
         for record in left.values():
-            taken_over(services, log, record)
+            taken_over(services, record)
 
     return [patch(rescaling, "keep_blobs", keep), patch(undoing, "keep_blobs", keep)]
 
