@@ -383,7 +383,8 @@ class StateManager:
         """The number of tasks that have checkpoints; None if there are none, or older software did not record it."""
         try:
             # a transaction that a dead owner has left open ends only when its task is fenced
-            found = self._log.read(only_settled=True)
+            self._log.read((), only_settled=True)
+            found = self._log.current()
         except MissingState:
             return None
         return max((record.layout.tasks for record in found.values()), default=0) or None

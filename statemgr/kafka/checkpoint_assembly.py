@@ -34,7 +34,8 @@ class Track:
 
     ``headers``: what their values may begin with. ``highest_deleted``: the highest sequence number that was deleted;
     ``deleted_at``: the offset of that delete. ``made``: what :class:`Assembly` made of the records, until they change;
-    ``jobs``: the sequence numbers of the job records that its checkpoints refer to.
+    ``current``: the same of the newest one alone; ``jobs``: the sequence numbers of the job records that its
+    checkpoints refer to.
     """
 
     id: TrackId
@@ -44,11 +45,12 @@ class Track:
     deleted_at: int = -1
     decoded: dict[bytes, tuple[int, JobCheckpoint | TaskCheckpoint]] = field(default_factory=dict)
     made: CheckpointRecord | None = None
+    current: CheckpointRecord | None = None
     jobs: frozenset[int] = frozenset()
 
     def deleted(self, key: bytes, offset: int) -> None:
         """Remove a record; later ones stay."""
-        self.made = None
+        self.made = self.current = None
         sequence = codecs.sequence_of(key)
         if sequence > self.highest_deleted:
             self.highest_deleted, self.deleted_at = sequence, offset
@@ -61,7 +63,7 @@ class Track:
 
     def written(self, key: bytes, message: Message) -> None:
         """Add a record at the end, also when it replaces an earlier one with the same key."""
-        self.made = None
+        self.made = self.current = None
         self.messages.pop(key, None)
         self.messages[key] = message
 
@@ -94,12 +96,23 @@ class Assembly:
 
         Raises: CorruptRecord; MissingState if a needed record was deleted.
         """
-        if not track.messages and track.highest_deleted < 0:
+        if not self._has_any(track):
             return None
-        self._refuse_deleted(track)
         if track.made is None or not track.jobs <= there:
-            track.made = self._make(track, jobs)
+            made = [self._needed(track, key, message, jobs) for key, message in track.newest_first()]
+            track.jobs = frozenset(found.job for found in made if found.job is not None)
+            newest, *older = (found.checkpoint for found in made)
+            assert newest.offset is not None
+            track.made = self._of(track, made[0].layout, (newest, *without_outstanding(older)), newest.offset)
         return track.made
+
+    def current(self, track: Track, jobs: Track | None) -> CheckpointRecord | None:
+        """:meth:`record` with the newest checkpoint only: the others are not decoded."""
+        if track.made is None and track.current is None and self._has_any(track):
+            key, message = next(reversed(track.messages.items()))
+            found = self._needed(track, key, message, jobs)
+            track.current = self._of(track, found.layout, (found.checkpoint,), offset_of(message))
+        return track.made or track.current
 
     def version_one(self, track: Track | None) -> CheckpointRecord | None:
         """A task's version 1 record. Raises: CorruptRecord."""
@@ -118,17 +131,18 @@ class Assembly:
         found = self._combined(track, key, message, jobs)
         return self._of(track, found.layout, (found.checkpoint,), offset_of(message)) if found is not None else None
 
-    def _make(self, track: Track, jobs: Track | None) -> CheckpointRecord:
-        made = []
-        for key, message in track.newest_first():
-            found = self._combined(track, key, message, jobs)
-            if found is None:
-                raise self._lost_job(track, codecs.sequence_of(key), offset_of(message))
-            made.append(found)
-        track.jobs = frozenset(found.job for found in made if found.job is not None)
-        newest, *older = (found.checkpoint for found in made)
-        assert newest.offset is not None
-        return self._of(track, made[0].layout, (newest, *without_outstanding(older)), newest.offset)
+    def _has_any(self, track: Track) -> bool:
+        """Whether there are checkpoints. Raises: CorruptRecord if the newest one was deleted."""
+        if track.messages or track.highest_deleted >= 0:
+            self._refuse_deleted(track)
+        return bool(track.messages)
+
+    def _needed(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> _Combined:
+        """Raises: MissingState if the job record is missing."""
+        found = self._combined(track, key, message, jobs)
+        if found is None:
+            raise self._lost_job(track, codecs.sequence_of(key), offset_of(message))
+        return found
 
     def _combined(self, track: Track, key: bytes, message: Message, jobs: Track | None) -> _Combined | None:
         """The checkpoint of a task's record and its job record; None if it needs a job record that is missing."""

@@ -54,8 +54,8 @@ class _Seen:
     """Everything of the job below ``position``. The last read of it began at ``monotonic_s`` and ``wall_s``.
 
     ``by_key``: the first bytes of the keys of a task's records → its track. None means that the key belongs to another
-    job. ``version_one``: the same by whole keys of version 1. ``newest``: what a read of all tasks returned last; None
-    if records were read since.
+    job. ``version_one``: the same by whole keys of version 1. ``newest``: what a read of all tasks returned last, and
+    ``current`` the same with current checkpoints only; None if records were read since.
     """
 
     bounds: _Bounds
@@ -70,6 +70,7 @@ class _Seen:
     retired: dict[int, RetiredLayout] = field(default_factory=dict)
     adopted: AdoptedJob | None = None
     newest: Mapping[str, CheckpointRecord] | None = None
+    current: Mapping[str, CheckpointRecord] | None = None
 
     def continues(self, bounds: _Bounds, position: int) -> bool:
         """Whether the topic still has what was read. ``position``: the offset that reading had reached when ``bounds``
@@ -127,6 +128,15 @@ class CheckpointTopic:
                 if seen.newest is None:  # each opening reads all tasks, and a process may open a thousand
                     seen.newest = MappingProxyType(self._newest_of(seen, None, None))
                 return seen.newest
+
+    def current(self) -> Mapping[str, CheckpointRecord]:
+        with self._lock:
+            seen = self._seen
+            if seen is None:
+                return {}
+            if seen.current is None:
+                seen.current = MappingProxyType(self._newest_of(seen, None, None, only_current=True))
+            return seen.current
 
     def retired(self) -> Sequence[RetiredLayout]:
         with self._lock:
@@ -230,7 +240,7 @@ class CheckpointTopic:
             seen = self._seen = _Seen(bounds, bounds.start)
         by_key, is_whole = seen.by_key, codecs.is_whole
         for batch in self._reader.read(self._topic, PARTITION, seen.position, bounds.end):
-            seen.newest = None
+            seen.newest = seen.current = None
             for message in batch:
                 # this runs a million times: keep the number of calls low
                 key, value = message.key(), message.value()
@@ -253,7 +263,7 @@ class CheckpointTopic:
         return seen
 
     def _newest_of(
-        self, seen: _Seen, tasks: Collection[str] | None, generation: int | None
+        self, seen: _Seen, tasks: Collection[str] | None, generation: int | None, *, only_current: bool = False
     ) -> dict[str, CheckpointRecord]:
         versions = self._config.read_versions
         if generation is None:
@@ -267,7 +277,11 @@ class CheckpointTopic:
         records = {}
         for task in sorted(wanted):
             track = seen.tracks.get(TrackId(generation, task, 2)) if 2 in versions else None
-            newest = self._assembly.record(track, jobs, there) if track is not None else None
+            if track is None:
+                newest = None
+            else:
+                of = self._assembly
+                newest = of.current(track, jobs) if only_current else of.record(track, jobs, there)
             old = seen.tracks.get(TrackId(generation, task, 1)) if 1 in versions else None
             record = with_version_one(newest, self._assembly.version_one(old))
             if record is not None:

@@ -30,6 +30,10 @@ class CheckpointLog(Protocol):
         Raises: CorruptRecord, UnavailableError (deadline), MissingState (the topic is gone or truncated).
         """
 
+    def current(self) -> Mapping[str, CheckpointRecord]:
+        """The newest record of each task of the job, with its current checkpoint only, as of the last read. Raises:
+        CorruptRecord, MissingState."""
+
     def permits(self) -> Sequence[Permit]:
         """The one-shot permissions that wait for an opening of the job's tasks, as of the last read."""
 

@@ -155,14 +155,14 @@ def read_published(
     services, log = owner.services, owner.log
     as_of = moment(services.clock)
     announce(Phase.READ_TOPIC, ", ".join(tasks), services.config.job_key)
-    found = log.read()  # 3
+    found = _read(log, tasks)  # 3
     if not adopting:
         _refuse_reserved(services, log, tasks)
     try:
         permissions = _checked(services, log, found, layout, tasks, given)  # 4
     except PermissionNeeded:
         # the signs of state may be newer than the read: another process's first publish
-        before, found = found, log.read()
+        before, found = found, _read(log, tasks)
         if found.keys() == before.keys():
             raise
         permissions = _checked(services, log, found, layout, tasks, given)
@@ -183,6 +183,12 @@ def read_published(
     with owner.explaining():
         refill = guard_targets(services, records, permissions)  # 5
     return Opening(as_of, refill, permissions)
+
+
+def _read(log: CheckpointLog, tasks: Collection[str]) -> Mapping[str, CheckpointRecord]:
+    """The records of these tasks. Of the job's other tasks, of which there may be thousands, only what is current."""
+    mine = log.read(tasks)
+    return {**log.current(), **mine}
 
 
 def _checked(

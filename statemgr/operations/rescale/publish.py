@@ -74,6 +74,9 @@ class OfLayout:
             found = self._unpublished
         return {task: record for task, record in found.items() if tasks is None or task in tasks}
 
+    def current(self) -> Mapping[str, CheckpointRecord]:
+        return self.read()
+
     def retired(self) -> Sequence[RetiredLayout]:
         return self._log.retired()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,8 @@ from statemgr.kafka.checkpoint_assembly import Assembly, Track
 from statemgr.kafka.transactions.publisher import job_transactional_id
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.machine import Threads
+from statemgr.model import codecs
+from statemgr.model.checkpoint import CheckpointKey
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
 from statemgr.ports import TopicInfo
 from statemgr.testing.memory_admin import MemoryAdmin
@@ -234,19 +237,19 @@ def process_all(config: JobConfig) -> None:
 
 
 def test_openings_assemble_each_checkpoint_once(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """J1.5: every opening reads the checkpoints of all tasks, but the work for a thousand tasks is not a million."""
+    """J1.5: every opening looks at all tasks, but the work for a thousand tasks is not a million."""
     with StateManager(config) as manager:
         for name in NAMES:
             with manager.open_task(name) as task:
                 task.commit({f"in-{name.split()[1]}": 1})
     calls: list[str] = []
-    record = Assembly.record
+    current = Assembly.current
 
     def counted(self: Assembly, track: Track, *args: Any) -> Any:
         calls.append(track.id.task)
-        return record(self, track, *args)
+        return current(self, track, *args)
 
-    monkeypatch.setattr(Assembly, "record", counted)
+    monkeypatch.setattr(Assembly, "current", counted)
     with StateManager(config) as manager:
         manager.fence_tasks(NAMES)
         opened = [manager.open_task(name) for name in NAMES]
@@ -256,6 +259,25 @@ def test_openings_assemble_each_checkpoint_once(config: JobConfig, monkeypatch: 
         task = manager.open_task(NAMES[1])
         assert len(calls) == 2 * len(NAMES), "after a commit, they are looked at again"
         assert task.start_offsets == {"in-1": 1}
+
+
+def test_an_opening_decodes_only_what_it_needs(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1.5: of its own task all retained checkpoints, of the others the current one: a job may have thousands."""
+    with StateManager(config) as manager:
+        for name in NAMES:
+            with manager.open_task(name) as task:
+                for number in range(2):
+                    task.commit({f"in-{name.split()[1]}": number})
+    decoded = Counter[str]()
+    decode = codecs.decode_task
+
+    def counted(key: bytes, at: CheckpointKey, *args: Any) -> Any:
+        decoded[at.task] += 1
+        return decode(key, at, *args)
+
+    monkeypatch.setattr(codecs, "decode_task", counted)
+    with StateManager(config) as manager, manager.open_task(NAMES[0]):
+        assert decoded == {name: 2 if name == NAMES[0] else 1 for name in NAMES}
 
 
 def test_commits_without_a_directory_tidy_nothing(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
