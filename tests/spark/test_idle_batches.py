@@ -134,6 +134,7 @@ def test_event_time_goes_on_once_after_the_watermark_has_moved(pipeline: MakePip
     assert batches == comparison.on_spark(Events(), SEEN, "EventTime")
 
 
+@pytest.mark.long
 def test_the_watermark_moves_from_start_to_start(pipeline: MakePipeline) -> None:
     """With one batch for each start, and each at a new location, a batch has the watermark of the rows before it."""
     comparison = Comparison(pipeline(tasks=2, partitions=1, backup=["blob-store"]), 100, watermark="2 seconds")

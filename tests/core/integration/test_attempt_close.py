@@ -242,7 +242,7 @@ def _dies_while_it_closes(job: Mapping[str, object], published: tuple[bytes, byt
     attempt_host(config).closing.wait()
 
 
-@pytest.mark.parametrize("is_published", [True, False])
+@pytest.mark.parametrize("is_published", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_killed_while_it_closes(
     batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_published: bool
 ) -> None:

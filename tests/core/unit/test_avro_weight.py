@@ -74,6 +74,7 @@ def errors_of(cases: dict[str, tuple[list[str] | str, bytes]]) -> dict[str, str]
     return {name: error for name, _, error in (line.partition(": ") for line in lines)}
 
 
+@pytest.mark.long
 def test_a_value_that_grows_is_refused_before_it_is_decoded() -> None:
     """FAULT 59, J0.5: items of zero bytes and deep values raise CorruptError and take little memory."""
     found = errors_of(
@@ -204,6 +205,7 @@ def test_an_index_that_grows_is_refused_before_it_is_decoded() -> None:
     assert "far more memory" in run_limited(CHILD, "decode_index", data=record("snapshot_index.v1", body))
 
 
+@pytest.mark.long
 def test_a_chain_that_grows_is_refused_before_it_is_decoded() -> None:
     """FAULT 59: the decoder refuses two million segments of five bytes, as it refuses such an index."""
     snapshot = texts(1) + zigzag(5) + bytes(16) + b"\0" + texts(1) + zigzag(0)

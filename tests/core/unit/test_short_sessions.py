@@ -69,7 +69,7 @@ def held() -> int:
     return sum(1 for name in modules if name.startswith("statemgr.") and not name.startswith("statemgr.testing."))
 
 
-@pytest.mark.parametrize("commits", [1, 2])
+@pytest.mark.parametrize("commits", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("machine", ["the same", pytest.param("a new one", marks=pytest.mark.long)])
 def test_segments_and_unnamed_snapshots_stay_few(
     servers: MemoryServers, services: Services, machine: str, commits: int

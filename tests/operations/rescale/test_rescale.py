@@ -344,7 +344,13 @@ def test_a_build_that_was_cut_off_continues(
     check(written(tmp_path), {**state, **late}, tmp_path / "other")
 
 
-@pytest.mark.parametrize(("first", "second"), [("kafka-changelog", "blob-store"), ("blob-store", "kafka-changelog")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("kafka-changelog", "blob-store"),
+        pytest.param("blob-store", "kafka-changelog", marks=pytest.mark.long),
+    ],
+)
 def test_the_backend_changes_between_two_runs(
     kafka: KafkaServer, tmp_path: Path, run: Run, first: str, second: str
 ) -> None:

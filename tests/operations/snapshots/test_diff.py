@@ -50,8 +50,12 @@ def expected(before: dict[bytes, bytes], after: dict[bytes, bytes]) -> dict[str,
 
 @pytest.mark.parametrize(
     ("backup", "kind"),
-    [(("kafka-changelog",), SNAPSHOTS), (("blob-store",), SNAPSHOTS), (("blob-store",), SEGMENTS), (DUAL, SEGMENTS)],
-    ids=["changelog", "snapshots", "segments", "dual"],
+    [
+        pytest.param(("kafka-changelog",), SNAPSHOTS, id="changelog", marks=pytest.mark.long),
+        pytest.param(("blob-store",), SNAPSHOTS, id="snapshots", marks=pytest.mark.long),
+        pytest.param(("blob-store",), SEGMENTS, id="segments"),
+        pytest.param(DUAL, SEGMENTS, id="dual"),
+    ],
 )
 def test_every_pair_of_checkpoints(
     kafka: KafkaServer, tmp_path: Path, diff: Diff, backup: tuple[str, ...], kind: str
