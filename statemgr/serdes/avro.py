@@ -37,6 +37,17 @@ def _header(canonical: str) -> bytes:
     return MARK + bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
+def _logical(schema: Any) -> Any:
+    """The logical types and scales of a schema, which its fingerprint leaves out."""
+    if isinstance(schema, list):
+        return [_logical(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return None, None, []
+    inner = [schema[name] for name in ("items", "values") if name in schema]
+    inner += [field["type"] for field in schema.get("fields", ())]
+    return schema.get("logicalType"), schema.get("scale") or None, _logical(inner)
+
+
 class AvroBody:
     """Values of one schema ↔ Avro's binary encoding. Every decoder of Avro checks weight, depth and end here.
 
@@ -102,7 +113,8 @@ class SingleObjects:
         schemas: every version of the type's schema, oldest first. The last one is written.
         ratio, free, named: as for :class:`AvroBody`.
 
-    Raises: any error of the parser, for what is not a schema.
+    Raises: ConfigError if values do not say which of two versions wrote them; any error of the parser, for what is not
+        a schema.
     """
 
     def __init__(self, schemas: Sequence[Any], *, ratio: int = _RATIO, free: int = _FREE, named: bool = False) -> None:
@@ -110,6 +122,13 @@ class SingleObjects:
         for schema in schemas:
             self.header = header_of(schema)
             self._newest = AvroBody(parse_schema(schema, named_schemas={}), ratio=ratio, free=free, named=named)
+            older = self._known.get(self.header)
+            if older is not None and _logical(older.schema) != _logical(self._newest.schema):
+                raise ConfigError(
+                    "two versions of an Avro schema differ only in a logical type or the scale of a decimal, and "
+                    "values do not say which of them wrote them",
+                    hint="keep the old field as it is, and add a field with the new type and a default",
+                )
             self._known[self.header] = self._newest
         self.headers = frozenset(self._known)
         self.schema = self._newest.schema
@@ -140,12 +159,15 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
         schemas: every version of the type's schema as JSON, oldest first. The last one is written, and older values are
             resolved into it. A field that it adds needs a default.
 
-    Raises: ConfigError if there is no schema, or if one of them is not a schema.
+    Raises: ConfigError if there is no schema, if one of them is not a schema, or if two differ only in a logical type
+        or the scale of a decimal.
     """
     if not schemas:
         raise ConfigError("an Avro serde needs a schema", hint="list its versions in stores.<name>.value.avro.schemas")
     try:
         objects = SingleObjects([json.loads(text) for text in schemas])
+    except ConfigError:
+        raise
     except Exception as error:  # the parser meets arbitrary JSON; whatever it raises means the same
         raise ConfigError(f"this is not an Avro schema: {type(error).__name__}: {error}") from error
 

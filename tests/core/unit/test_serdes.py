@@ -240,3 +240,21 @@ def test_schemas_that_are_none(schemas: list[str]) -> None:
     """An invalid schema is a configuration error."""
     with pytest.raises(ConfigError, match="schema"):
         avro_serde(schemas)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"scale": 4}),
+        ({"type": "long", "logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"}),
+    ],
+)
+def test_schemas_that_differ_in_what_values_do_not_name(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Values name no logical types and scales, so two schemas that differ in them are refused. A precision may grow."""
+    first, second, third = (
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", of]}]})
+        for of in (old, {**old, "precision": 12}, {**old, **new})
+    )
+    assert avro_serde([first, second]).serialize({"x": None})
+    with pytest.raises(ConfigError, match="scale"):
+        avro_serde([first, second, third])
