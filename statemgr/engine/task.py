@@ -12,12 +12,12 @@ from statemgr import serdes
 from statemgr.engine.pending_commit import PendingCommit, Turn
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
 from statemgr.engine.timers import Timer, Timers
-from statemgr.errors import ClosedError, ConfigError, CorruptFile, MissingFile, StatemgrError
+from statemgr.errors import ClosedError, ConfigError, CorruptFile, InvalidError, MissingFile, StatemgrError
 from statemgr.flows.committing.commit import CommitBase, FrozenCommit, discard, freeze, prepare
 from statemgr.flows.committing.persist_ahead import PersistAhead
 from statemgr.flows.opening.restore import StoreRestore
 from statemgr.flows.worker import Worker
-from statemgr.ids import check_offsets, source_topic
+from statemgr.ids import check_offsets, source_topic, task_index
 from statemgr.kafka.input_topics import TaskInputs
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.commit import PreparedCommit, ProducedRecord
@@ -68,6 +68,8 @@ class Task:
         self.owner = self._coordinator = coordinator
         self._stores = stores
         self._inputs = inputs
+        #: Source partitions that this task reads, if its loop has said which topics it reads.
+        self._sources: frozenset[str] = frozenset()
         self._permissions = permissions
         self._on_close = on_close
         self._timers = Timers(services.clock, name)
@@ -249,11 +251,13 @@ class Task:
         return {source: at for source, at in offsets.items() if source_topic(source) not in self._inputs.recreated}
 
     def expect_inputs(self, topics: Sequence[str]) -> None:
-        """Call this before the first message. Later, a commit is refused if one of these topics was created again.
+        """Call this before the first message. Later, a commit is refused if one of these topics was created again, or
+        if it leaves out the task's partition of one that the checkpoint has.
 
         Raises: MissingState if a topic was created again since the checkpoint; UnavailableError.
         """
         self._inputs.expect(topics)
+        self._sources = frozenset(f"{topic}-{task_index(self.name)}" for topic in topics)
 
     # --- commits -------------------------------------------------------------------------------------------------
 
@@ -293,6 +297,7 @@ class Task:
     def _begin(self, input_offsets: Mapping[str, int], materialize: bool, flow: Flow) -> Future[Checkpoint]:
         """The part of a commit that the task waits for."""
         self._coordinator.settle()
+        self._check_sources(input_offsets)
         self._coordinator.snapshots.raise_failures()
         base = self._coordinator.next_base()
         overdue = self._coordinator.snapshots.overdue(base.checkpoint)
@@ -304,6 +309,16 @@ class Task:
         self.metrics.measure(self._stores)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
         return self._pending.start(lambda: self._finish(frozen, input_ids, whole, flow))
+
+    def _check_sources(self, input_offsets: Mapping[str, int]) -> None:
+        """Refuse a commit that would forget a position: after a crash, its input would be processed a second time."""
+        given, known = self._sources & input_offsets.keys(), self._sources & self.start_offsets.keys()
+        if not known <= given or (self._sources and not given and self._newest_input_ms is not None):
+            raise InvalidError(
+                f"the input offsets leave out {', '.join(sorted((known or self._sources) - given))}",
+                hint="give the next offset of each input partition of the task; `StateManager.run` commits by itself",
+                task=self.name,
+            )
 
     @property
     def pending_commit_seconds(self) -> float | None:

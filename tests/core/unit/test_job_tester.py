@@ -289,6 +289,24 @@ def test_an_error_ends_the_job(tester: JobTester) -> None:
     assert state(tester) == {b"a": b"12"}
 
 
+@pytest.mark.parametrize("before", ["", "1"])
+def test_a_commit_of_ones_own_keeps_the_position_in_the_input(before: str) -> None:
+    """A commit that leaves out the task's input is refused, even the first one: after a crash, the message would count
+    twice."""
+
+    def process(task: Task, message: Message) -> None:
+        append(task, message)
+        task.commit({"orders-0": (message.offset() or 0) + 1} if message.value() == b"1" else {})
+
+    with JobTester({**CONFIG, "job.tasks": 1}, process) as tester:
+        for value in before:
+            tester.send("orders", "a", value)
+        with pytest.raises(InvalidError, match="leave out orders-0"):
+            tester.send("orders", "a", "2")
+        tester.restore(process=append)
+        assert state(tester) == {b"a": before.encode() + b"2"}
+
+
 def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
     """Each mistake raises a typed error that says what to do."""
     mistakes = {
