@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from statemgr.consumer.application import Application
@@ -121,7 +120,11 @@ class Delivery:
         if owned.announced or on_open is None or task is None:
             return True
         owned.announced = True
-        return self._call(owned, partial(on_open, task))
+
+        def opened() -> None:  # what it returns says nothing
+            on_open(task)
+
+        return self._call(owned, opened)
 
     def run_timers(self) -> None:
         """Call the timers that are due. Those of a task wait until its partitions are resumed, and while it is held

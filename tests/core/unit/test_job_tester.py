@@ -271,6 +271,18 @@ def test_the_clock_runs_timers() -> None:
         assert tester.store("totals").get(b"ticks") == b"xx"
 
 
+def test_what_on_open_writes_is_committed() -> None:
+    """Whatever ``on_open`` returns."""
+
+    def on_open(task: Task) -> Any:
+        task.store("totals").put(b"opened", b"x")
+        return False
+
+    with JobTester({**CONFIG, "job.tasks": 1}, append, on_open=on_open) as tester:
+        tester.commit()
+        assert tester.checkpoint() is not None
+
+
 def test_an_error_ends_the_job(tester: JobTester) -> None:
     """The call raises the error of the process function. A corrected function continues from the checkpoint."""
     tester.send("orders", "a", "1", partition=0)
