@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any
 
 from confluent_kafka import Message
@@ -12,6 +13,7 @@ from statemgr import serdes
 from statemgr.config import JobConfig
 from statemgr.consumer.messages import InputMessage
 from statemgr.engine.task import Task
+from statemgr.engine.timers import runs_nothing
 from statemgr.errors import InvalidError
 from statemgr.serdes import SERDES, Serde, SerdeLike
 
@@ -24,9 +26,9 @@ class Application:
     restored, before its first message.
     """
 
-    process: Callable[[Task, Any], None] | None
-    process_batch: Callable[[Task, Sequence[Any]], None] | None
-    on_open: Callable[[Task], None] | None
+    process: Callable[[Task, Any], object] | None
+    process_batch: Callable[[Task, Sequence[Any]], object] | None
+    on_open: Callable[[Task], object] | None
     key_serde: Serde
     value_serde: Serde
 
@@ -37,6 +39,10 @@ class Application:
                 f"a consumer loop takes either process or process_batch; it was given {given}",
                 hint="process takes one message at a time, process_batch a list of messages of one task",
             )
+        for name in ("process", "process_batch", "on_open"):
+            given = getattr(self, name)
+            if isgeneratorfunction(given) or iscoroutinefunction(given) or isasyncgenfunction(given):
+                raise runs_nothing(name)
 
     @classmethod
     def of(
@@ -51,7 +57,8 @@ class Application:
     ) -> Application:
         """The functions, with the serdes that the configuration names unless others are given.
 
-        Raises: InvalidError unless it is given exactly one of ``process`` and ``process_batch``; ConfigError.
+        Raises: InvalidError unless it is given exactly one of ``process`` and ``process_batch``, and for a generator or
+            a coroutine; ConfigError.
         """
         return cls(
             process=process,

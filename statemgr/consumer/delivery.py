@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from statemgr.consumer.application import Application
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
+from statemgr.engine.timers import check_ran
 from statemgr.errors import LocalStateLost, StatemgrError, StateUnreachable
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Delivery:
         assert offset is not None
         owned.task.note_input(message.timestamp()[1])
         try:
-            process(owned.task, self._application.message(message))
+            check_ran(process(owned.task, self._application.message(message)))
         except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
             return
@@ -105,7 +106,7 @@ class Delivery:
         assert process_batch is not None
         owned.task.note_input(max(message.timestamp()[1] for message in messages))
         try:
-            process_batch(owned.task, [self._application.message(message) for message in messages])
+            check_ran(process_batch(owned.task, [self._application.message(message) for message in messages]))
         except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
             return
@@ -121,10 +122,7 @@ class Delivery:
             return True
         owned.announced = True
 
-        def opened() -> None:  # what it returns says nothing
-            on_open(task)
-
-        return self._call(owned, opened)
+        return self._call(owned, lambda: check_ran(on_open(task)))
 
     def run_timers(self) -> None:
         """Call the timers that are due. Those of a task wait until its partitions are resumed, and while it is held

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
 from statemgr.errors import InvalidError
 from statemgr.ports import Clock
+
+
+def runs_nothing(what: str) -> InvalidError:
+    """The error for a generator or a coroutine in place of a function."""
+    return InvalidError(
+        f"{what} is a generator or a coroutine: a call of it runs none of its code",
+        hint="write a plain function, without yield and without async",
+    )
+
+
+def check_ran(result: object) -> None:
+    """Check what a function of the application returned. Raises: InvalidError if none of its code has run."""
+    if result is not None and isinstance(result, Generator | Coroutine | AsyncGenerator):
+        if not isinstance(result, AsyncGenerator):
+            result.close()  # a coroutine warns if nothing ever awaits it
+        raise runs_nothing("a function of the application")
 
 
 class Timer:
@@ -39,7 +55,10 @@ class Timers:
         return timer
 
     def run(self) -> bool:
-        """Call what is due, earliest first. Returns: whether anything was called. Raises: what a callback raises."""
+        """Call what is due, earliest first. Returns: whether anything was called.
+
+        Raises: what a callback raises; InvalidError if it is a generator or a coroutine.
+        """
         if not self._timers:
             return False
         now = self._clock.monotonic()
@@ -49,6 +68,6 @@ class Timers:
             if not timer.cancelled:  # an earlier callback may cancel it
                 timer.due_s += timer.every_s * ((now - timer.due_s) // timer.every_s + 1)
                 called = True
-                timer.call()
+                check_ran(timer.call())
         self._timers = [timer for timer in self._timers if not timer.cancelled]
         return called

@@ -283,6 +283,24 @@ def test_what_on_open_writes_is_committed() -> None:
         assert tester.checkpoint() is not None
 
 
+def test_what_ran_nothing_is_not_processed() -> None:
+    """A function that returns a coroutine or a generator has run nothing, in a timer as well."""
+
+    async def wait(*_: object) -> None:
+        pass
+
+    def timer(task: Task) -> None:
+        task.every(1, wait)
+
+    refused = pytest.raises(InvalidError, match="runs none of its code")
+    with JobTester(CONFIG, lambda *_: wait()) as tester, refused:
+        tester.send("orders", "a", "1")
+    with JobTester(CONFIG, process_batch=lambda *_: (each for each in "a")) as tester, refused:
+        tester.send("orders", "a", "1")
+    with JobTester(CONFIG, append, on_open=timer) as tester, refused:
+        tester.advance(seconds=2)
+
+
 def test_an_error_ends_the_job(tester: JobTester) -> None:
     """The call raises the error of the process function. A corrected function continues from the checkpoint."""
     tester.send("orders", "a", "1", partition=0)

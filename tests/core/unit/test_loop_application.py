@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +31,23 @@ def test_exactly_one_function(given: dict[str, Any]) -> None:
     """No function and two functions raise InvalidError."""
     with pytest.raises(InvalidError, match="either process or process_batch"):
         application(**given)
+
+
+async def asynchronous(*_: object) -> None:
+    """Process nothing, if somebody awaits it."""
+
+
+def generator(*_: object) -> Iterator[None]:
+    """Process nothing, if somebody iterates over it."""
+    yield
+
+
+@pytest.mark.parametrize("odd", [asynchronous, generator])
+@pytest.mark.parametrize("name", ["process", "process_batch", "on_open"])
+def test_functions_that_a_call_does_not_run(name: str, odd: Any) -> None:
+    """Otherwise the loop would consume the input and run nothing."""
+    with pytest.raises(InvalidError, match=f"{name} is a generator or a coroutine"):
+        application(**{"process": None if name == "process_batch" else nothing, name: odd})
 
 
 def test_a_mistyped_permission_is_refused_before_anything_is_opened() -> None:
