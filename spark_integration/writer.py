@@ -30,6 +30,7 @@ _BROKERS = "kafka.bootstrap.servers"
 
 class StatefulWriter:
     """Writes a query's output. Its methods change and return the writer, as those of Spark's ``DataStreamWriter`` do.
+    The last one of ``format``, ``foreach`` and ``foreachBatch`` counts.
 
     Args:
         mode: the query's output mode, if it is already chosen.
@@ -52,7 +53,7 @@ class StatefulWriter:
         The sequence replaces Spark's batch ID: it continues after a loss of the checkpoint location. A sequence may be
         repeated, and then has the same rows.
         """
-        self._output = func
+        self._output, self._format = func, None
         return self
 
     def foreach(self, f: Any) -> StatefulWriter:
@@ -61,12 +62,12 @@ class StatefulWriter:
         The methods are ``open(partition_id, sequence)``, ``process(row)`` and ``close(error)``. Raises: InvalidError if
         ``f`` is neither a function nor such an object.
         """
-        self._output = ForeachOutput(f, self._query.config.tasks)
+        self._output, self._format = ForeachOutput(f, self._query.config.tasks), None
         return self
 
     def format(self, source: str) -> StatefulWriter:
         """Set the format: ``kafka``, a file format, ``memory``, ``console``, or any format of Spark's batch writer."""
-        self._format = source.lower()
+        self._output, self._format = None, source.lower()
         return self
 
     def partitionBy(self, *cols: str) -> StatefulWriter:
