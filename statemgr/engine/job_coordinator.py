@@ -118,13 +118,17 @@ class JobCoordinator(Coordinator):
             self.clean_ups[task].after_publish(before[task], record, commit)
             try:
                 remember_published(self._services, task)
-            except OSError as error:
+            except (StatemgrError, OSError) as error:
                 log.warning("%s: this machine could not record that it has published state: %s", task, error)
 
         def clean_up_all() -> None:
             with self._services.executors.pool("clean-up", _PARALLELISM) as pool:
-                list(pool.map(clean_up, commits))
+                cleaning = [pool.submit(clean_up, commit) for commit in commits]
+            for one in cleaning:  # none of them keeps the others from being cleaned up
+                one.result()
 
+        for commit in commits:
+            self.clean_ups[commit.task].published(commit)
         self._cleaner.start(clean_up_all)
 
     def adopt_offers(self, refill: Mapping[str, Refill]) -> None:

@@ -84,15 +84,19 @@ class CleanUp:
             self._delete_evicted((), record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
+    def published(self, commit: PreparedCommit) -> None:
+        """The TTLs of a commit's blobs are outstanding from now on, whatever becomes of :meth:`after_publish`."""
+        now = self._now_ms()
+        self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
+
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish. Does not raise if a store fails; the failure is retried."""
+        self.published(commit)
         announce(Phase.REMOVE_TTL, self._task, self._services.config.job_key)
         self.lost_blobs = False
         try:
-            self.lost_blobs = bool(self._remove_ttls(_referenced(commit)) & set(_referenced(commit)))
+            self.lost_blobs = bool(self._remove_ttls(()) & set(_referenced(commit)))
         except StatemgrError as error:
-            now = self._now_ms()
-            self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
             log.warning("%s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
         evicted, kept = _evicted(before, record), set(_attached(record.checkpoints))

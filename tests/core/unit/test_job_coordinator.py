@@ -1,0 +1,61 @@
+"""The owner of a whole job: what it does for many tasks at once. Needs no broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from statemgr.blobs import open_raw_blob_store
+from statemgr.engine import job_coordinator
+from statemgr.errors import InvalidError
+from statemgr.flows.committing.clean_up import CleanUp
+from statemgr.local.machine import SystemClock
+from statemgr.ports import list_blobs
+from statemgr.services import Services
+from statemgr.testing.memory_servers import MemoryServers
+from tests.commits import attempt
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "job.tasks": 3,
+    "task.backup.factories": ["blob-store"],
+    "task.commit.snapshot.interval": ["1 commit"],
+    "stores.totals.value.serde": "bytes",
+}
+NAMES = [f"Partition {index}" for index in range(3)]
+
+
+def with_ttl(servers: MemoryServers) -> int:
+    """The number of blobs that will expire."""
+    blobs = open_raw_blob_store(servers.config, SystemClock())
+    return sum(blobs.stat(blob.blob_id).expires_ms is not None for blob in list_blobs(blobs, ""))
+
+
+def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protocol 8: if the clean-up of one task fails, the others are cleaned up, and the next publish removes the TTLs
+    that are left."""
+    after_publish = CleanUp.after_publish
+
+    def fail_once(self: CleanUp, *args: object) -> None:
+        if self._task == NAMES[0]:
+            monkeypatch.setattr(CleanUp, "after_publish", after_publish)
+            raise MemoryError
+        after_publish(self, *args)  # type: ignore[arg-type]
+
+    def refuse(services: Services, task: str) -> None:
+        raise InvalidError("a symbolic link is on the way", task=task)
+
+    monkeypatch.setattr(job_coordinator, "_PARALLELISM", 1)
+    monkeypatch.setattr(job_coordinator, "remember_published", refuse)
+    monkeypatch.setattr(CleanUp, "after_publish", fail_once)
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        checkpoints = manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES], wait=False)
+        assert manager._job is not None
+        with pytest.raises(MemoryError):
+            manager._job._cleaner.take()
+        assert [one.count_outstanding > 0 for one in manager._job.clean_ups.values()] == [True, False, False]
+        assert with_ttl(servers)
+        epoch = epoch.after_publish()
+        manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=checkpoints) for name in NAMES])
+        assert not with_ttl(servers)
