@@ -20,7 +20,6 @@ from statemgr.config.keys import lookup
 from statemgr.config.loading import (
     has_reference,
     hidden_texts,
-    is_secret,
     load_values,
     masked,
     our_key,
@@ -100,8 +99,9 @@ class JobConfig:
 
     @cached_property
     def _hidden(self) -> Mapping[str, Value]:
-        """The values of secret keys, and those with references."""
-        return {key: value for key, value in self.values.items() if is_secret(key) or has_reference(value)}
+        """The values that :meth:`masked` masks, and those with references."""
+        shown = self.masked()
+        return {key: value for key, value in self.values.items() if shown[key] != value or has_reference(value)}
 
     def __repr__(self) -> str:
         return f"JobConfig({self.masked()!r})"

@@ -47,6 +47,8 @@ _SECRET_KEY = re.compile(
     r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info|connection\.string",
     re.IGNORECASE,
 )
+#: The user and the password in a URL, or before a host without a scheme. In `abfss`, a container is before the @.
+_USER_INFO = re.compile(r"((?<!abfss)://|^(?=[^/@]*:[^/]))(.+)@", re.DOTALL)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -140,8 +142,7 @@ def _short(value: object) -> str:
         written = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
         written = f"this {type(value).__name__}"
-    # a URI may have a password where none belongs
-    text = re.sub(r"//[^/\s]*@", "//…@", written)
+    text = without_user(written)  # a URI may have a password where none belongs
     return text if len(text) <= 80 else text[:77] + "…"
 
 
@@ -222,12 +223,16 @@ def hidden_texts(values: Mapping[str, object]) -> frozenset[str]:
     Texts of fewer than four letters are left out, because masking them would make messages unreadable.
     """
     found: set[str] = set()
+    urls = [value for value in values.values() if isinstance(value, str)]
     for key, value in values.items():
         for reference in _REFERENCE.finditer(value) if isinstance(value, str) else ():
             with suppress(ConfigError):  # it cannot be resolved
-                found.add(resolve(key, reference[0]))
+                urls.append(resolve(key, reference[0]))
+                found.add(urls[-1])
         if is_secret(key) and not has_reference(value):
             found.add(str(value))
+    for user in filter(None, map(_USER_INFO.search, urls)):
+        found |= {user[2], user[2].partition(":")[2]}
     return frozenset(part for text in found for part in (text, text.strip(), repr(text)[1:-1]) if len(part) >= _SHORT)
 
 
@@ -244,10 +249,16 @@ def is_secret(key: str) -> bool:
     return bool(_SECRET_KEY.search(key))
 
 
+def without_user(url: str) -> str:
+    """The text with the user and the password of a URL masked."""
+    return _USER_INFO.sub(rf"\g<1>{MASK}@", url)
+
+
 def masked(key: str, value: object) -> object:
-    """The value of a key to show: a mask for a secret key, unless the whole value is a reference."""
+    """The value of a key to show: a mask for a secret key, unless the whole value is a reference, and for the user and
+    the password in a URL."""
     if not is_secret(key):
-        return value
+        return without_user(value) if isinstance(value, str) else value
     if isinstance(value, str) and _REFERENCE.fullmatch(value):
         return value
     return MASK

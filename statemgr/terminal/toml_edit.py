@@ -46,9 +46,10 @@ class TomlEdit:
             raise self._refused(changes)
 
     def diff(self) -> str:
-        """A unified diff; empty if the file stays as it is."""
+        """A unified diff; empty if the file stays as it is. It has only the lines that change, because a line next to
+        them may have a secret."""
         old, new = self.old.splitlines(keepends=True), self.new.splitlines(keepends=True)
-        return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)"))
+        return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)", n=0))
 
     def write(self, before: str) -> Path:
         """Save the old file under another name, then replace it by rename. Line ends and a byte order mark stay.

@@ -41,3 +41,11 @@ def test_a_key_is_added_to_a_store_wherever_its_table_is(tmp_path: Path, stores:
     assert saved.read_text() == _JOB + stores
     assert JobConfig.from_file(file).to_mapping() == {**before, **changes}
     assert "# never changes" in file.read_text()
+
+
+def test_a_diff_shows_no_other_line(tmp_path: Path) -> None:
+    """A line next to a change may have a secret."""
+    file = tmp_path / "job.toml"
+    file.write_text('kafka.sasl.password = "hunter22"\n' + _JOB)
+    diff = TomlEdit(file, {"job.tasks": 3}).diff()
+    assert [line for line in diff.splitlines()[2:] if line[0] != "@"] == ["-tasks = 2", "+tasks = 3"]

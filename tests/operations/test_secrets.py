@@ -13,6 +13,7 @@ from statemgr.config import JobConfig
 from statemgr.config.loading import MASK, is_secret, masked, resolve
 from statemgr.errors import ConfigError
 from statemgr.kafka import clients as kafka_clients
+from statemgr.kafka.registry.schema_registry import SchemaRegistry
 
 SECRET = "hunter2-do-not-show"
 SECRET_KEYS = [
@@ -118,6 +119,21 @@ def test_other_keys_are_shown(key: str) -> None:
     assert not is_secret(key)
 
 
+@pytest.mark.parametrize("how", ["literal", "reference"])
+def test_the_password_in_a_url_is_masked(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It is masked in every value, and in texts of other software. What is before the @ of `abfss` is a container."""
+    monkeypatch.setenv("STATEMGR_TEST_PROXY", f"ann:a/{SECRET}@proxy")
+    proxy = f"ann:a/{SECRET}@proxy" if how == "literal" else "${env:STATEMGR_TEST_PROXY}"
+    given = {"schema.registry.url": "http://r", "schema.registry.proxy": proxy}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": "abfss://box@acc.dfs.a.net", **given})
+    assert SECRET not in repr(config)
+    assert config.hider()(f"no answer of a/{SECRET}") == f"no answer of {MASK}"
+    assert config.masked()["blob.store.uri"] == "abfss://box@acc.dfs.a.net"
+    with pytest.raises(ConfigError, match="refuses its settings") as caught:
+        SchemaRegistry(config)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
 def test_no_error_shows_a_secret() -> None:
     """Neither the message nor the traceback of an error contains a value, whatever is wrong."""
     bad: list[dict[str, object]] = [
@@ -143,6 +159,8 @@ def test_no_error_shows_a_secret() -> None:
         ["config", "check", "--set", f"blob.store.s3.secret.kye={SECRET}"],
         ["config", "check", "--set", SECRET],
         ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:{SECRET}@bucket/x"],
+        ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:a/{SECRET}@bucket/x"],
+        ["config", "show", "--set", f"schema.registry.proxy=http://ann:{SECRET}@proxy:3128"],
         ["config", "check", "--set", "kafka.sasl.password", SECRET],
         ["config", "check", SECRET],
         ["config", SECRET],

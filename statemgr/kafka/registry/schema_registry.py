@@ -7,12 +7,12 @@ message type). Source: Confluent's wire format of Schema Registry.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from statemgr.config import JobConfig
+from statemgr.config.loading import hidden_texts, without, without_user
 from statemgr.errors import (
     AccessDenied,
     ConfigError,
@@ -61,7 +61,7 @@ class SchemaRegistry:
                 f"the client of the Schema Registry needs the package {error.name}", hint=_PREREQUISITE
             ) from error
         #: For errors: the user and the password that it may contain are left out.
-        self._url = re.sub(r"//[^/\s@]*@", "//…@", str(settings.get("url", "")))
+        self._url = without_user(str(settings.get("url", "")))
         if not self._url:
             hint = 'for example schema.registry.url = "http://localhost:8081"'
             raise ConfigError("schema.registry.url is not set", hint=hint, key="schema.registry.url")
@@ -73,11 +73,12 @@ class SchemaRegistry:
                 rest: Any = self._client._rest_client
                 rest.session = self._session = Session(rest.session, float(rest.timeout), len(rest.base_urls))
         except Exception as error:  # the client raises many types for its settings
+            hidden = hidden_texts(config.values if isinstance(config, JobConfig) else config)
             raise ConfigError(
-                f"the client of the Schema Registry refuses its settings: {error}",
+                f"the client of the Schema Registry refuses its settings: {without(hidden, str(error))}",
                 hint="use the names and values of confluent-kafka's SchemaRegistryClient",
                 key="schema.registry.*",
-            ) from error
+            ) from None
 
     def subjects(self) -> list[str]:
         """The subjects in the registry. Raises: UnavailableError, AccessDenied."""

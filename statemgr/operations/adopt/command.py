@@ -15,6 +15,7 @@ import click
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
+from statemgr.config.loading import masked
 from statemgr.operations.adopt.origins import ORIGINS, CheckpointingOrigin, Raw
 from statemgr.terminal.files import write_file
 from statemgr.terminal.options import DEFAULT_FILE, duration, json_option, overrides
@@ -288,6 +289,8 @@ def _init(
     text = _toml(found, name or found.job or "", given, in_place=in_place)
     write_file(path, text, force=force)
     if as_json:
+        shown = {key: masked(key, value) for key, value in given.items()}
+        text = _toml(found, name or found.job or "", shown, in_place=in_place)
         print_json({"path": str(path), "configuration": text})
     else:
         say(f"wrote {path}; next: look at it, and run the same command without --init")

@@ -18,6 +18,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from statemgr import JobConfig, SchemaRegistry, Task
+from statemgr.config.loading import MASK
 from statemgr.errors import (
     ConfigError,
     CorruptError,
@@ -82,7 +83,7 @@ def test_errors_do_not_show_the_password_of_a_url() -> None:
     registry = SchemaRegistry({"url": "http://ann:a-secret-word@127.0.0.1:1", "max.retries": 0})
     with pytest.raises(UnavailableError) as error:
         registry.subjects()
-    assert error.value.where["registry"] == "http://…@127.0.0.1:1"
+    assert error.value.where["registry"] == f"http://{MASK}@127.0.0.1:1"
     assert "secret" not in str(error.value)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import StateManager
+from statemgr.config.loading import MASK
 from statemgr.local.machine import SystemClock
 from statemgr.model.keys.partitioners import Hashes, crc32, murmur2
 from statemgr.operations.adopt.old_topics import OldTopics
@@ -312,3 +313,13 @@ def test_how_producers_choose_a_partition(
         task.commit({f"{topic}-0": len(in_task[0])})
     found = json.loads(old.command("checkpoints list", "--current", "--json"))
     assert {one["layout"]["partitioner"] for one in found} == {recorded}
+
+
+def test_a_secret_is_only_in_the_file(kafka: KafkaServer, name: str, tmp_path: Path) -> None:
+    """What is printed has a mask in its place."""
+    make(kafka, f"{name}-totals-changelog")
+    old = streams(kafka, tmp_path, name)
+    settings = [f"kafka.bootstrap.servers={kafka.bootstrap_servers}", "kafka.sasl.password=hunter22"]
+    said = old.json("--init", "--name", f"{name}-new", *(option for one in settings for option in ("--set", one)))
+    assert old.file.read_text() == said["configuration"].replace(MASK, "hunter22")
+    assert "hunter22" not in said["configuration"]
