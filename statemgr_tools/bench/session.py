@@ -1,6 +1,7 @@
 """One run: its sizes and rounds, its work directory and servers, and the objects that its cases share.
 
-Writes only in its work directory, and removes its data there, except the builds of the peers.
+Writes only in its work directory, below its own prefix of a given bucket, and to topics with its own name. It removes
+all of that, except the builds of the peers and what their harnesses write to given servers.
 """
 
 from __future__ import annotations

@@ -7,13 +7,16 @@ import math
 import random
 import time
 import urllib.request
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from statemgr.errors import InvalidError
-from statemgr_tools.bench import plots, records, registry, render
+from statemgr.errors import ConfigError, InvalidError
+from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
+from statemgr.local.machine import SystemClock
+from statemgr_tools.bench import plain_s3, plots, records, registry, render
 from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
 from statemgr_tools.bench.measure import interleaved, percentile
 from statemgr_tools.bench.proxy import FLIP_158, SlowProxy, fixed
@@ -21,6 +24,8 @@ from statemgr_tools.bench.requests import kind_of
 from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared, of_rounds
 from statemgr_tools.bench.session import SMALL, Plan, Session
 from statemgr_tools.bench.sweeps import Curve, Picture
+from tests.jobs import job_mapping
+from tests.servers import KafkaServer, S3Server
 
 _FIELDS = ["case", "value", "unit", "reference", "reference_value", "ratio", "spread", "target", "reached"]
 
@@ -297,6 +302,43 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     with Session(Plan(work=tmp_path)) as first, Session(Plan(work=tmp_path)) as second:
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {"peers", first.directory.name, second.directory.name}
+
+
+def test_a_run_leaves_nothing_on_given_servers(tmp_path: Path, kafka: KafkaServer, s3: S3Server) -> None:
+    """The run writes below its own prefix of the bucket. At its end it deletes that, and the topics with its name."""
+    given = job_mapping(kafka, tmp_path, s3=s3)
+    other, shared = kafka.fresh_name("run"), str(given["blob.store.uri"]).rpartition("/")[2]
+    client = s3.client()
+    (tmp_path / "file").write_bytes(b"x")
+
+    def keys() -> list[str]:
+        found = client.list_objects_v2(Bucket=s3.bucket, Prefix=f"{shared}/").get("Contents", ())
+        return [one["Key"].removeprefix(f"{shared}/") for one in found]
+
+    with Session(Plan(work=tmp_path / "work", given=given)) as session:
+        run, address = session.directory.name, session.servers.s3()
+        mine = session.job("mine")
+        for name in ("put-0", "put-01"):
+            plain_s3.put(asdict(address), [str(tmp_path / "file")], name)
+        assert keys() == [f"{run}/put-0/file", f"{run}/put-01/file"]
+        address.remove("put-0")
+        assert keys() == [f"{run}/put-01/file"]
+        client.put_object(Bucket=s3.bucket, Key=f"{shared}/{run}2/file", Body=b"x")
+        with TopicAdmin(mine, SystemClock()) as admin:
+            admin.create_missing([replace(checkpoint_topic_spec(mine), name=other), checkpoint_topic_spec(mine)])
+    assert keys() == [f"{run}2/file"]
+    with TopicAdmin(mine, SystemClock()) as admin:
+        admin.wait_until_gone(mine.checkpoint_topic)
+        assert admin.exists(other)
+
+
+@pytest.mark.parametrize("missing", ["endpoint", "access.key", "secret.key"])
+def test_a_given_bucket_needs_its_server_and_keys(tmp_path: Path, missing: str) -> None:
+    """Plain code and peers use the same server. What boto3 might find elsewhere is asked for by its key."""
+    keys = {"endpoint": "http://localhost:1", "access.key": "a", "secret.key": "s"}
+    given = {"blob.store.uri": "s3://bucket/p", **{f"blob.store.s3.{k}": keys[k] for k in keys if k != missing}}
+    with Session(Plan(work=tmp_path, given=given)) as session, pytest.raises(ConfigError, match=f"s3.{missing}"):
+        session.servers.s3()
 
 
 def test_sizes_are_scaled_and_never_above_the_table(tmp_path: Path) -> None:

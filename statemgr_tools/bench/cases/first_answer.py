@@ -155,7 +155,8 @@ def _slatedb(session: Session, small: Backup) -> float:
     """Return the seconds of SlateDB's opening and first get, behind the same proxy."""
     session.report("filling SlateDB")
     address, module = session.servers.s3(), "statemgr_tools.bench.peers.slatedb"
-    s3, name, count = asdict(address), session.fresh("slatedb").name, small.state.records
+    s3, count = asdict(address), small.state.records
+    name = f"{address.prefix}/{session.fresh('slatedb').name}"
     in_fresh_process(f"{module}:fill", s3=s3, name=name, count=count)
     with slow(session) as proxy:
         s3["endpoint"] = proxy.endpoint

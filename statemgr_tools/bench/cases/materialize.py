@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from statemgr_tools.bench import plain_s3
 from statemgr_tools.bench.changelogs import FilledChangelog, filled_changelog
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import Sample, interleaved
@@ -41,7 +39,7 @@ def _materialized(session: Session, changelog: FilledChangelog) -> Sample:
         config = changed(changelog.config, state__dir=str(place))
         config = type(config).from_mapping({**config.to_mapping(), **s3.settings()})
         found = in_fresh_process(f"{_OPERATIONS}:materialize", config=config.to_mapping(), held=str(held))
-    plain_s3.remove(asdict(s3), f"{s3.prefix}/{config.job_name}")
+    s3.remove(config.job_name)
     assert found["records"] == changelog.count, found
     return {"seconds": found["seconds"], "rate": changelog.count / found["alive"], "peak": found["peak_bytes"]}
 

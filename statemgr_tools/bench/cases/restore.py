@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from statemgr_tools.bench import plain_s3
 from statemgr_tools.bench.backups import Backup, backup_of, upload
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.measure import Series, Variant, interleaved
@@ -72,7 +71,8 @@ def restore_s3(session: Session) -> Iterator[Line]:
 def backup_s3(session: Session) -> Iterator[Line]:
     """A first commit of 1 GiB to an S3 server, compared with a plain PUT of the same files."""
     state = state_of(session, session.bytes(GIBIBYTE))
-    s3 = asdict(session.servers.s3())
+    address = session.servers.s3()
+    s3 = asdict(address)
     paths = [str(path) for path in state.paths()]
 
     def plain(number: int) -> float:
@@ -81,12 +81,12 @@ def backup_s3(session: Session) -> Iterator[Line]:
             found = in_fresh_process(
                 "statemgr_tools.bench.plain_s3:put", s3=s3, paths=paths, prefix=prefix, held=str(held)
             )
-        plain_s3.remove(s3, prefix)
+        address.remove(prefix)
         return float(found["seconds"])
 
     def ours(number: int) -> float:
         backup = upload(session, state, s3=True)
-        plain_s3.remove(s3, f"{s3['prefix']}/{backup.config.job_name}")
+        address.remove(backup.config.job_name)
         return backup.seconds
 
     found = interleaved({"backup": ours, "PUT": plain}, session.rounds, session.report)
