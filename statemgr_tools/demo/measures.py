@@ -17,8 +17,10 @@ from statemgr.errors import InvalidError
 #: Texts that stand for no value.
 MISSING = frozenset({"", "NA"})
 
-#: Values have fewer than this many digits before the decimal point and at most this many after it, so sums stay exact.
+#: Values have at most this many digits before the decimal point and after it, so products and sums stay exact.
 LIMIT = 60
+#: The digits of an exponent, without the zeros that it begins with.
+_EXPONENT_DIGITS = 4
 
 #: Arithmetic in which rounding is an error.
 EXACT = decimal.Context(prec=1000, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.Overflow])
@@ -38,23 +40,27 @@ class Measure:
             text = row[column].strip()
             if text in MISSING:
                 return None
-            product = EXACT.multiply(product, number(text))
-        exponent = product.as_tuple().exponent
-        if not isinstance(exponent, int) or exponent < -LIMIT or abs(product) >= 10**LIMIT:
-            raise ValueError(product)
+            product = _limited(EXACT.multiply(product, number(text)))
         return product
 
 
 def number(text: str) -> Decimal:
-    """Parse a finite decimal number. Raises: ValueError for any other text."""
+    """Parse a decimal number within the limits. Raises: ValueError for any other text."""
     if "_" in text or not text.isascii():
         raise ValueError(text)  # a number in Python, but not in a table
+    if len(text.lower().partition("e")[2].lstrip("+-0")) > _EXPONENT_DIGITS:
+        raise ValueError(text)
     try:
         value = Decimal(text)
     except decimal.InvalidOperation:
         raise ValueError(text) from None
-    if not value.is_finite():
-        raise ValueError(text)
+    return _limited(value)
+
+
+def _limited(value: Decimal) -> Decimal:
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int) or exponent < -LIMIT or abs(value) >= 10**LIMIT:
+        raise ValueError(value)
     return value
 
 

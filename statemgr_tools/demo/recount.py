@@ -14,7 +14,7 @@ from decimal import Decimal
 from statemgr_tools.demo.dataset import Dataset
 from statemgr_tools.demo.measures import factors_of
 
-_NUMBER = re.compile(r"\s*([+-]?)(?=\.?\d)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,4}))?\s*\Z", re.ASCII)
+_NUMBER = re.compile(r"([+-]?)(?=\.?\d)(\d*)(?:\.(\d*))?(?:[eE]([+-]?)0*(\d{1,4}))?\Z", re.ASCII)
 _SCALE = 60
 
 
@@ -71,19 +71,26 @@ def recount(dataset: Dataset, measures: Sequence[str]) -> dict[bytes, Count]:
 
 def _value(texts: Sequence[str]) -> int | str | None:
     digits, exponent = 1, 0
-    for text in texts:
-        if text.strip() in ("", "NA"):
+    for text in map(str.strip, texts):
+        if text in ("", "NA"):
             return None
         match = _NUMBER.match(text)
         if match is None:
             return "bad"
-        sign, whole, part, power = match.groups()
-        digits *= _integer(sign + (whole + (part or "") or "0"))
-        exponent += int(power or 0) - len(part or "")
+        sign, whole, part, of_power, power = match.groups(default="")
+        factor, shift = _integer(sign + whole + part), int(of_power + (power or "0")) - len(part)
+        digits, exponent = digits * factor, exponent + shift
+        if _scaled(factor, shift) is None or _scaled(digits, exponent) is None:
+            return "bad"
+    return _scaled(digits, exponent)
+
+
+def _scaled(digits: int, exponent: int) -> int | None:
+    """Return the number in units of 10 to the power of -60, or None if it has too many digits."""
     if _SCALE + exponent < 0:
-        return "bad"
+        return None
     scaled: int = digits * 10 ** (_SCALE + exponent)
-    return scaled if abs(scaled) < 10 ** (2 * _SCALE) else "bad"
+    return scaled if abs(scaled) < 10 ** (2 * _SCALE) else None
 
 
 def _integer(text: str) -> int:
