@@ -86,10 +86,9 @@ class Services:
         return {name: bool(store.backup_factories) for name, store in self.config.stores.items()}
 
     @property
-    def factories(self) -> frozenset[str]:
-        """Every factory that some store is backed up to or restored from."""
-        stores = self.config.stores.values()
-        return frozenset(f for store in stores for f in (*store.backup_factories, *store.restore_factories))
+    def fed(self) -> frozenset[str]:
+        """Every factory that some store is backed up to."""
+        return frozenset(factory for store in self.config.stores.values() for factory in store.backup_factories)
 
 
 class Submit(Protocol):

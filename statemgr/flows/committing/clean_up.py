@@ -8,7 +8,8 @@ Steps:
 3. delete the blobs that only evicted checkpoints referenced, and their index last
 
 If step 1 keeps failing, commits fail in the end (:meth:`CleanUp.retry_ttls`), because published blobs would expire. If
-steps 2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``.
+steps 2 and 3 fail, garbage remains, which expires or is deleted by ``statemgr gc``. A backend that no commit feeds any
+more and that cannot be reached delays no commit: the next opening cleans up there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from statemgr.config.factories import BLOB_STORE
 from statemgr.config.units import DAY_MS
 from statemgr.errors import ConfigError, CorruptError, MissingBlob, MissingError, RetryableError, StatemgrError
 from statemgr.flows.published import Damage
@@ -35,6 +37,7 @@ class CleanUp:
     Attributes:
         damage: the damage of the current checkpoint's backups.
         lost_blobs: whether blobs of the newest commit were gone when it was published.
+        skipped: backends that no commit feeds any more and that could not be reached since the opening → why.
     """
 
     def __init__(self, services: Services, task: str) -> None:
@@ -43,10 +46,10 @@ class CleanUp:
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
         self.damage = Damage(task)
-        #: markers of the current checkpoint that are not checked yet: a dead owner may have left their blobs with a TTL
+        #: the newest markers, if they are not checked yet: a dead owner may have left their blobs with a TTL
         self._unread: list[tuple[str, str, Marker]] = []
         self.lost_blobs = False
-        self._skipped: set[str] = set()
+        self.skipped: dict[str, StatemgrError] = {}
 
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
@@ -65,8 +68,12 @@ class CleanUp:
         current = record.current
         self.damage.suspect()
         self._outstanding = {o.blob_id: o.since_ms for o in current.outstanding_ttl}
-        markers = current.state_checkpoint_markers
-        self._unread = [(factory, *found) for factory, of_store in markers.items() for found in of_store.items()]
+        newest: dict[tuple[str, str], Marker] = {}  # of a backend that the job has left, an older checkpoint has it
+        for checkpoint in record.checkpoints:
+            for factory, of_store in checkpoint.state_checkpoint_markers.items():
+                for store, marker in of_store.items():
+                    newest.setdefault((factory, store), marker)
+        self._unread = [(factory, store, marker) for (factory, store), marker in newest.items()]
         now = self._now_ms()
         for attachment in current.attachments:
             if attachment.blob:
@@ -95,7 +102,7 @@ class CleanUp:
         announce(Phase.REMOVE_TTL, self._task, self._services.config.job_key)
         self.lost_blobs = False
         try:
-            self.lost_blobs = bool(self._remove_ttls(()) & set(_referenced(commit)))
+            self.lost_blobs = bool(self._remove_ttls(_referenced(commit)) & set(_referenced(commit)))
         except StatemgrError as error:
             log.warning("%s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
@@ -116,7 +123,8 @@ class CleanUp:
             return
         blob, since = min(self._outstanding.items(), key=lambda item: item[1])
         age_ms = self._now_ms() - since
-        if age_ms > self._services.config.ttl_days * DAY_MS // 3 or len(self._outstanding) >= MOST_OUTSTANDING:
+        is_late = age_ms > self._services.config.ttl_days * DAY_MS // 3 and BLOB_STORE not in self.skipped
+        if is_late or len(self._outstanding) >= MOST_OUTSTANDING:
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow this user to delete object tags (s3:DeleteObjectTagging); otherwise the blobs expire",
@@ -125,13 +133,13 @@ class CleanUp:
                 blob=blob,
             )
 
-    def _skip_unreachable(self, factory: str, error: ConfigError) -> None:
-        """Skip a backend that the job no longer uses and cannot reach. Raises: the error, for any other backend."""
-        if factory in self._services.factories:
+    def _skip_unreachable(self, factory: str, error: StatemgrError) -> None:
+        """Skip a backend that no commit feeds and that cannot be reached. Raises: the error, for any other backend."""
+        if factory in self._services.fed:
             raise error
-        if factory not in self._skipped:
-            self._skipped.add(factory)
-            what = "%s: the job no longer uses %s, and its state there was not deleted: %s"
+        if factory not in self.skipped:
+            self.skipped[factory] = error
+            what = "%s: the job no longer uses %s, and its state there stays as it is until the next opening: %s"
             log.warning(what, self._task, factory, error)
 
     # --- step 1 --------------------------------------------------------------------------------------------------
@@ -142,11 +150,12 @@ class CleanUp:
             factory, store, marker = self._unread[-1]
             added: Sequence[str] = ()
             try:
-                manager = self._services.backup_manager(factory)
-                added = manager.added_blobs(self._services.identity(self._task, store), marker)
+                if factory not in self.skipped:
+                    manager = self._services.backup_manager(factory)
+                    added = manager.added_blobs(self._services.identity(self._task, store), marker)
             except (MissingError, CorruptError) as error:
                 self._damaged(factory, store, error)
-            except ConfigError as error:
+            except StatemgrError as error:
                 self._skip_unreachable(factory, error)
             if self._remove_ttls(added) & set(added):
                 self._damaged(factory, store, "it has lost blobs")
@@ -167,7 +176,7 @@ class CleanUp:
             what = "%s: the job no longer uses a blob store, and %d blobs of its checkpoints expire there"
             log.warning(what, self._task, len(wanted))
             self._outstanding, wanted = {}, []
-        if not wanted:
+        if not wanted or (BLOB_STORE in self.skipped and not added):
             return set()
         failed = self._services.transfer().remove_ttl_all(wanted)
         now = self._now_ms()
@@ -181,6 +190,8 @@ class CleanUp:
             kept[blob] = self._outstanding.get(blob, now)
             what = "%s: the TTL of %s could not be removed; the next commit tries again: %s"
             log.warning(what, self._task, blob, error)
+            if isinstance(error, RetryableError) and BLOB_STORE not in self._services.fed:
+                self._skip_unreachable(BLOB_STORE, error)
         self._outstanding = kept
         return gone
 
@@ -204,6 +215,8 @@ class CleanUp:
             for factory, of_store in checkpoint.state_checkpoint_markers.items():
                 stores.setdefault(factory, set()).update(of_store)
         for factory, names in sorted(stores.items()):
+            if factory in self.skipped:
+                continue
             gone = {store: _markers(evicted, factory, store) for store in sorted(names)}
             retained = {store: _markers(record.checkpoints, factory, store) for store in sorted(names)}
             try:
@@ -216,13 +229,14 @@ class CleanUp:
     def _try(self, factory: str, clean_up: Callable[..., None], *args: object) -> None:
         try:
             clean_up(*args)
-        except ConfigError as error:
-            self._skip_unreachable(factory, error)
         except (MissingError, CorruptError) as error:
             log.warning("%s: a clean-up in %s deleted nothing: %s", self._task, factory, error)
             self.damage.suspect()
         except StatemgrError as error:
-            log.warning("%s: a clean-up in %s failed: %s", self._task, factory, error)
+            if factory not in self._services.fed:
+                self._skip_unreachable(factory, error)
+            else:
+                log.warning("%s: a clean-up in %s failed: %s", self._task, factory, error)
 
 
 def _markers(checkpoints: Sequence[Checkpoint], factory: str, store: str) -> list[Marker]:
@@ -263,4 +277,8 @@ def taken_over(services: Services, record: CheckpointRecord) -> CleanUp:
     clean_up = CleanUp(services, record.task)
     clean_up.at_open(record, delete=False)
     clean_up.retry_ttls()
+    for factory in record.current.state_checkpoint_markers:
+        error = clean_up.skipped.get(factory)
+        if error is not None and not isinstance(error, ConfigError):
+            raise error
     return clean_up

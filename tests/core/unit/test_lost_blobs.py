@@ -1,12 +1,19 @@
-"""Blobs of a commit are deleted while it is published: it counts as a success when the backup is whole again."""
+"""Blobs of a commit are deleted while it is published: it counts as a success when the backup is whole again. And a
+blob store that is away does not stop a job whose commits no longer store state there."""
 
 from __future__ import annotations
+
+from contextlib import closing
+from typing import NoReturn
 
 import pytest
 
 from statemgr import JobConfig
 from statemgr.blobs import open_raw_blob_store
+from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import OutcomeUnknownError, StatemgrError, UnavailableError
+from statemgr.flows.committing import clean_up
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs
@@ -61,3 +68,60 @@ def test_a_commit_is_published_and_its_blobs_are_deleted(servers: MemoryServers,
             task.commit({"orders-0": 1})
     with servers.manager(servers.on_disk(servers.config, "two"), "kafka-partition") as manager:
         assert dict(manager.open_task(TASK).store("totals").range()) == {b"key": b"1"}
+
+
+@pytest.mark.parametrize("in_between", [0, 1])
+def test_commits_go_on_without_a_blob_store_that_they_no_longer_need(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, in_between: int
+) -> None:
+    """The runbook's way out of an outage: `blob-store` leaves the backup factories. Only the opening asks the store,
+    once. An opening after the outage removes the TTLs that a dead owner has left, so older checkpoints stay."""
+    asked: list[str] = []
+
+    def fail(self: MemoryBlobStore, blob_id: str, *args: object, **more: object) -> NoReturn:
+        asked.append(blob_id)
+        raise UnavailableError("told to")
+
+    def expiring() -> list[str]:
+        blobs = open_raw_blob_store(servers.config, SystemClock())
+        return [b.blob_id for b in list_blobs(blobs, "") if blobs.stat(b.blob_id).expires_ms is not None]
+
+    def commit(config: JobConfig, number: int) -> None:
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            asked.clear()
+            for offset in (number, number + 1):
+                if offset < 3:
+                    task.store("totals").put(b"%d" % offset, b"1")
+                task.commit({"orders-0": offset})
+
+    retries = {"task.checkpoint.retained": 9, "blob.store.retry.policy.max.retries": 0}
+    dual = JobConfig.from_mapping(
+        servers.on_disk(servers.config, "one").to_mapping(),
+        {"task.backup.factories": ["kafka-changelog", "blob-store"], **retries},
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBlobStore, "remove_ttl", fail)
+        commit(dual, 1)
+        for number in range(in_between):  # so that a checkpoint lists outstanding TTLs
+            commit(dual, 3 + 2 * number)
+    assert expiring()
+    alone = JobConfig.from_mapping(
+        dual.to_mapping(),
+        {"task.backup.factories": ["kafka-changelog"], "task.restore.factories": ["blob-store", "kafka-changelog"]},
+    )
+    with monkeypatch.context() as patch:
+        for method in ("get", "put", "remove_ttl", "delete", "delete_many", "stat", "list"):
+            patch.setattr(MemoryBlobStore, method, fail)
+        patch.setattr(clean_up, "DAY_MS", 0)
+        with (
+            closing(servers.services(alone)) as services,
+            closing(CheckpointTopic(alone, services.clock)) as topic,
+            pytest.raises(UnavailableError),  # a rescale or a rollback waits for the store
+        ):
+            clean_up.taken_over(services, topic.read()[TASK])
+        commit(alone, 5)
+        assert asked == []
+        commit(alone, 7)
+        assert asked == []
+    commit(alone, 9)
+    assert expiring() == []
