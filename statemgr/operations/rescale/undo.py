@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import MissingBlob, MissingState
+from statemgr.errors import LayoutMismatch, MissingBlob, MissingState
 from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
@@ -25,6 +25,7 @@ from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import find_layout
 from statemgr.flows.rollback import plan_rollback, prepare_rollback
+from statemgr.logs import counted
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
@@ -85,9 +86,22 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     Args:
         checkpoint_id: one that the layout retains; None for the layout that was current before.
 
-    Raises: MissingState if there is none, or garbage collection has collected it; FencedError if the job goes back to
-        it at the same time.
+    Raises: LayoutMismatch if the configuration is not that of the current layout; MissingState if there is no earlier
+        one, or garbage collection has collected it; FencedError if the job goes back to it at the same time.
     """
+    plan = _find(config, log, checkpoint_id)
+    if (tasks := plan.before.tasks) != config.tasks:
+        raise LayoutMismatch(
+            f"the job has {counted(tasks, 'task')} now, but the configuration has job.tasks = {config.tasks}",
+            hint=f"if --undo was interrupted, the job may be back already. `statemgr rescale --tasks {tasks} --write` "
+            "only writes the configuration of the current tasks, and --undo then goes back from them",
+            job=config.job_name,
+        )
+    return plan
+
+
+def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None) -> UndoPlan:
+    """Step 1. Raises: MissingState, FencedError as :func:`plan_undo`."""
     if not log.read() or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
@@ -125,7 +139,7 @@ def undo(
     with closing(open_new(plan.new_config)) as new:
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
-            looked, plan = plan, plan_undo(services.config, log, checkpoint_id)
+            looked, plan = plan, _find(services.config, log, checkpoint_id)
             if (plan.before, plan.retired) != (looked.before, looked.retired):
                 raise overtaken(services.config)
             plan = replace(plan, records=_with_output(new, plan.records))

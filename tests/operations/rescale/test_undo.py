@@ -11,7 +11,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import AccessDenied, FencedError, RetryableError
+from statemgr.errors import AccessDenied, FencedError, LayoutMismatch, RetryableError
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.operations.rescale import undo as undoing
@@ -98,6 +98,17 @@ def test_the_second_undo_does_not_undo_the_first(job: Job, monkeypatch: pytest.M
     assert not job.work(job.config, lambda _, log: log.read(generation=1))
     with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == {b"a": b"1"}
+
+
+def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job) -> None:
+    """The command dies after its publish, before it writes the configuration of the old layout. It says so when it is
+    run again, and does not return to the newer layout."""
+    new = job.rescale()
+    job.undo(new)
+    with pytest.raises(LayoutMismatch, match="the job has 1 task now") as raised:
+        job.undo(new)
+    assert "rescale --tasks 1 --write" in str(raised.value.hint)
+    assert job.tasks() == {1}
 
 
 @pytest.mark.parametrize("at", [Phase.SPLIT, Phase.STORED])
