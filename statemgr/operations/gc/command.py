@@ -134,6 +134,11 @@ def _print(found: GarbageReport, *, written: bool) -> None:
             say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
         if layout.collected:
             say(f"{name} is collected: the next run deletes its blobs; its changelogs can be deleted")
+        elif layout.collectable:
+            say(
+                f"{name} is old: --write collects it, and `statemgr rescale --undo` cannot go back to it any more",
+                style="yellow",
+            )
         elif layout.kept:
             say(
                 f"{name} keeps {', '.join(layout.kept)}: it stays until `statemgr checkpoints tag --drop` releases them"

@@ -85,12 +85,14 @@ class BlobCount:
 @dataclass(frozen=True, slots=True)
 class RetiredReport:
     """A layout that a rescale has replaced, since when (epoch milliseconds), the checkpoints that it keeps, which
-    protect it, whether it was collected now, and a blob that it has lost (None: all are there)."""
+    protect it, whether a deletion collects it now, whether it was collected, and a blob that it has lost (None: all are
+    there)."""
 
     generation: int
     tasks: int
     retired_ms: int
     kept: tuple[str, ...]
+    collectable: bool
     collected: bool
     lost: str | None
 
@@ -186,11 +188,11 @@ def collect_garbage(
             report.missing = [str(error.where.get("blob", error.message))]
     for retired in log.retired():  # 7
         layout, kept = retired.layout, kept_by(log, retired.layout.generation)
-        collected = delete and not report.missing and retired.retired_ms < cut_ms and not kept
-        one = RetiredReport(
-            layout.generation, layout.tasks, retired.retired_ms, kept, collected, damaged.get(layout.generation)
+        collectable = not report.missing and retired.retired_ms < cut_ms and not kept
+        collected, lost_blob = delete and collectable, damaged.get(layout.generation)
+        report.layouts.append(
+            RetiredReport(layout.generation, layout.tasks, retired.retired_ms, kept, collectable, collected, lost_blob)
         )
-        report.layouts.append(one)
     if any(one.collected for one in report.layouts):
         collect_layouts(services, log, cut_ms)
     return report

@@ -228,6 +228,10 @@ def test_garbage_collection_collects_the_old_layout(
     assert (young["orphans"]["blobs"], young["young"]["blobs"]) == (0, 0), "all are needed"
     with monkeypatch.context() as later:
         time_passes(later)
+        would = json.loads(run(None, "gc").stdout)
+        assert [(layout["collectable"], layout["collected"]) for layout in would["layouts"]] == [(True, False)]
+        told = CliRunner().invoke(cli, ["gc"], catch_exceptions=False)
+        assert "--write collects it, and `statemgr rescale --undo` cannot go back" in " ".join(told.stderr.split())
         collected = json.loads(run(None, "gc", "--write").stdout)
         assert [layout["collected"] for layout in collected["layouts"]] == [True]
         assert collected["deleted"]["blobs"] == 0
