@@ -208,7 +208,8 @@ class Assembly:
         return MissingState(
             f"the checkpoint topic has lost the job record of sequence {sequence}, "
             f"and a checkpoint of {track.id.task} needs it",
-            hint="find out what deletes records from the topic",
+            hint="find out what deletes records from the topic; `statemgr topics repair` shows the checkpoints that "
+            "tasks can go back to",
             topic=self._topic,
             partition=PARTITION,
             offset=offset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -151,10 +152,17 @@ def _problem(error: StatemgrError) -> TopicProblem:
 @job_options()
 @click.option("--to", "target", metavar="TOPIC", help="The new topic.  [default: <checkpoint topic>-repaired]")
 @click.option("--write", is_flag=True, help="Fence the job and copy. Without it, only list what would be left out.")
-def repair_command(call: Call, target: str | None, write: bool) -> None:
+@click.option(
+    "--allow-older-checkpoints",
+    "allow_older",
+    is_flag=True,
+    help="With --write: also leave out the newest records of tasks, which then go back to older checkpoints.",
+)
+def repair_command(call: Call, target: str | None, write: bool, allow_older: bool) -> None:
     """List the records of the checkpoint topic that are not valid; with --write, copy all others to a new topic.
 
-    The copy fences every owner of the job. Afterwards, set task.checkpoint.topic.
+    The copy fences every owner of the job. Afterwards, set task.checkpoint.topic. The list says which tasks go back to
+    older checkpoints, because a record that is left out was their newest one.
     """
     from statemgr.flows.owner import fence_ids
     from statemgr.ids import task_name
@@ -165,17 +173,18 @@ def repair_command(call: Call, target: str | None, write: bool) -> None:
     config = call.config
     target = target or f"{config.checkpoint_topic}-repaired"
     with closing(open_services(config)) as services:
+        result = look(config, services.clock)
         if write:
+            if not allow_older:
+                result.refuse_older()
             tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
             fence_ids(services, [job_transactional_id(config), *tasks])
-            result = copy_valid(config, services.clock, target)
-        else:
-            result = look(config, services.clock)
-    left_out = [{"offset": r.offset, "key": r.key, "why": r.why} for r in result.left_out]
+            result = copy_valid(config, services.clock, target, allow_older=allow_older)
+    left_out = [asdict(record) for record in result.left_out]
     call.show(
         {"written": write, "to": target, "valid": result.copied, "left_out": left_out},
-        ("offset", "key", "left out because"),
-        [tuple(r.values()) for r in left_out],
+        ("offset", "record", "left out because", "then"),
+        [(r.offset, r.key, r.why, r.then or "") for r in result.left_out],
         empty="every record is valid",
     )
     if call.as_json:

@@ -2,47 +2,80 @@
 
 It reads committed records only, and keeps their order, keys, values and deletes. The copy is one transaction, so the
 new topic has all of it or nothing.
+
+Steps of :func:`look`:
+
+1. leave out the records that no version of statemgr can have written. Of the checkpoints of other jobs, only the keys
+   are looked at, as everywhere
+2. leave out the task records whose job record is not there (any more): nobody can read them
+3. of a task that has lost records, leave out what was deleted, and the deletes. Otherwise a delete could be that of the
+   newest record, which is refused
+4. say which tasks have lost their newest record, and where they are then
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptError, InvalidError
-from statemgr.kafka.checkpoint_assembly import PARTITION
+from statemgr.errors import CorruptError, InvalidError, PermissionNeeded
+from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.kafka.transactions.publisher import publish_alone
+from statemgr.logs import counted
 from statemgr.model import codecs
+from statemgr.model.checkpoint import CheckpointKey, with_version_one
 from statemgr.model.jobs.adopted_job import decode_adopted_job, is_adopted_job
 from statemgr.model.jobs.layouts import decode_retired_layout, is_retired_layout
 from statemgr.model.jobs.offers import decode_offer, is_offer
 from statemgr.model.jobs.permissions import decode_permit, is_permit
 from statemgr.ports import Clock
+from statemgr.serdes.avro import MARK
 
 _SHOWN = 40
+#: Records that are no checkpoints: how to tell them by their keys, and how to decode them.
+_OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, codecs.Place], object]]] = (
+    (is_permit, decode_permit),
+    (is_offer, decode_offer),
+    (is_retired_layout, decode_retired_layout),
+    (is_adopted_job, decode_adopted_job),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A record that no version of statemgr can have written: its offset, its key as text, and what is wrong."""
+    """A record that is left out: its offset, its key as text, and what is wrong. ``then``: the checkpoint that its task
+    continues from, if the record may have been the task's newest; else None."""
 
     offset: int
     key: str
     why: str
+    then: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The number of valid records, and the records that are not valid."""
+    """The number of valid records, and the records that are left out."""
 
     copied: int
     left_out: tuple[LeftOut, ...]
+
+    def refuse_older(self) -> None:
+        """Raises: PermissionNeeded if a task would continue at an older checkpoint."""
+        lost = [one.then for one in self.left_out if one.then is not None]
+        if lost:
+            raise PermissionNeeded(
+                f"{counted(len(lost), 'record')} that may be a task's newest would be left out: "
+                + "; ".join(dict.fromkeys(lost)),
+                hint="look for a copy first, for example on another replica; if there is none, use "
+                "`statemgr topics repair --write --allow-older-checkpoints`: the tasks process their input again from "
+                "there, and produce its output twice",
+            )
 
 
 def look(config: JobConfig, clock: Clock) -> Repaired:
@@ -50,68 +83,173 @@ def look(config: JobConfig, clock: Clock) -> Repaired:
     return _sort(config, clock)[0]
 
 
-def copy_valid(config: JobConfig, clock: Clock, target: str) -> Repaired:
+def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: bool = False) -> Repaired:
     """Copy the valid records to ``target``, which is created if missing and must be empty. Fence owners first.
 
-    Raises: InvalidError if the target has records; UnavailableError, AccessDenied.
+    Args:
+        allow_older: also if tasks then continue at older checkpoints.
+
+    Raises: PermissionNeeded; InvalidError if the target has records; UnavailableError, AccessDenied.
     """
+    result, valid = _sort(config, clock)
+    if not allow_older:
+        result.refuse_older()
     # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
     spec = replace(checkpoint_topic_spec(config), name=target, created_with={})
     with TopicAdmin(config, clock) as admin:
         admin.create_missing([spec])
         admin.verify([spec])
-        start, end = admin.bounds(target, PARTITION)
-    if end > start:
-        raise InvalidError(
-            "the target topic already has records", hint="choose another with `statemgr topics repair --to`"
-        )
-    result, valid = _sort(config, clock)
-    records = ((message.key(), message.value()) for message in valid)
-    publish_alone(config, clock, "repair", target, records)
+
+    def records() -> Iterator[tuple[bytes | None, bytes | None]]:
+        # an interrupted copy has ended by now, and has left no committed record
+        if next(_records(config, clock, target), None) is not None:
+            raise InvalidError(
+                "the target topic already has records",
+                hint="if an earlier run copied them, set task.checkpoint.topic; otherwise choose another topic with "
+                "`statemgr topics repair --to`",
+            )
+        yield from ((message.key(), message.value()) for message in valid)
+
+    publish_alone(config, clock, "repair", target, records())
     return result
 
 
 def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
+    """All steps. Returns: the report, and the records to copy."""
     valid: list[Message] = []
-    left_out = []
-    for message in _records(config, clock):
-        why = _problem(config.checkpoint_topic, message)
+    bad: list[tuple[Message, str]] = []
+    for message in _records(config, clock, config.checkpoint_topic):  # 1
+        why = _problem(config, message)
         if why is None:
             valid.append(message)
         else:
-            key = message.key()
-            shown = "(none)" if key is None else repr(key[:_SHOWN])[2:-1]
-            left_out.append(LeftOut(offset_of(message), shown, why))
-    return Repaired(len(valid), tuple(left_out)), valid
+            bad.append((message, why))
+    found = _Checkpoints(config, valid)
+    lost = found.take_lost()  # 2
+    bad = sorted([*bad, *lost], key=lambda one: offset_of(one[0]))
+    damaged = {at for message, _ in bad if (at := found.track_of(message)) is not None}
+    valid = [message for message in valid if found.track_of(message) not in damaged or found.has(message)]  # 3
+    found.forget_deletes(damaged)
+    left_out = tuple(
+        LeftOut(offset_of(message), found.name(message), why, found.then(message)) for message, why in bad
+    )  # 4
+    return Repaired(len(valid), left_out), valid
 
 
-def _records(config: JobConfig, clock: Clock) -> Iterator[Message]:
+class _Checkpoints:
+    """The checkpoints of the job, of valid records."""
+
+    def __init__(self, config: JobConfig, valid: Iterable[Message]) -> None:
+        self._config = config
+        self._assembly = Assembly(config.job_name, config.job_id, config.checkpoint_topic)
+        self._tracks: dict[TrackId, Track] = {}
+        for message in valid:
+            at, key = self.track_of(message), message.key()
+            if at is None or key is None:
+                continue
+            track = self._tracks.setdefault(at, Track(at, ()))
+            if message.value() is None:
+                track.deleted(key, offset_of(message))
+            else:
+                track.written(key, message)
+
+    def take_lost(self) -> list[tuple[Message, str]]:
+        """Remove the task records whose job record is not there. Returns: these records, and why."""
+        lost = []
+        for at, track in self._tracks.items():
+            for key, message in track.newest_first() if at.task and at.version != 1 else ():
+                if self._assembly.single(track, key, message, self._jobs(at)) is None:
+                    del track.messages[key]
+                    lost.append((message, f"the job record of sequence {codecs.sequence_of(key)} is not there"))
+        return lost
+
+    def forget_deletes(self, tracks: Iterable[TrackId]) -> None:
+        """Forget that records of these tracks were deleted."""
+        for at in tracks:
+            if at in self._tracks:
+                self._tracks[at].highest_deleted = -1
+
+    def has(self, message: Message) -> bool:
+        """Whether a checkpoint's record is there and was not deleted or replaced since."""
+        at, key = self.track_of(message), message.key()
+        return at is not None and key is not None and self._tracks[at].messages.get(key) is message
+
+    def track_of(self, message: Message) -> TrackId | None:
+        """The track of a record, or None if it is no checkpoint of this job."""
+        key = self._key(message)
+        return None if key is None else TrackId(key.layout_generation, key.task, key.record_version)
+
+    def name(self, message: Message) -> str:
+        """What the key of a record says."""
+        data, key = message.key(), self._key(message)
+        if data is None:
+            return "(none)"
+        if key is None:
+            return repr(data[:_SHOWN])[2:-1]
+        number = f"version {key.record_version}" if key.sequence is None else f"sequence {key.sequence}"
+        return f"{key.task or 'job record'}, layout {key.layout_generation}, {number}"
+
+    def then(self, message: Message) -> str | None:
+        """Step 4. See :class:`LeftOut`."""
+        data, at = message.key(), self.track_of(message)
+        if at is None:
+            of_this_kind = (
+                data is not None and data.startswith(MARK) and not any(is_kind(data) for is_kind, _ in _OTHERS)
+            )
+            return "an unknown task may go back" if of_this_kind else None
+        if not at.task or message.value() is None:
+            return None
+        newest = self._tracks.get(at._replace(version=2))
+        jobs = self._jobs(at)
+        there = jobs.sequences() if jobs is not None else frozenset[int]()
+        record = with_version_one(
+            None if newest is None else self._assembly.record(newest, jobs, there),
+            self._assembly.version_one(self._tracks.get(at._replace(version=1))),
+        )
+        if record is None:
+            return f"{at.task} has no checkpoint left"
+        if record.offset is not None and record.offset > offset_of(message):
+            return None
+        return f"{at.task} goes back to checkpoint {record.current.checkpoint_id} (sequence {record.current.sequence})"
+
+    def _jobs(self, at: TrackId) -> Track | None:
+        return self._tracks.get(TrackId(at.generation, "", 2))
+
+    def _key(self, message: Message) -> CheckpointKey | None:
+        """The key of a checkpoint of this job. None: another key, or one that cannot be read."""
+        data = message.key()
+        try:
+            key = codecs.decode_key(data) if data is not None and codecs.is_key(data) else None
+        except CorruptError:
+            return None
+        return key if key is not None and _is_of(self._config, key) else None
+
+
+def _is_of(config: JobConfig, key: CheckpointKey) -> bool:
+    return (key.job_name, key.job_id) == (config.job_name, config.job_id)
+
+
+def _records(config: JobConfig, clock: Clock, topic: str) -> Iterator[Message]:
     with TopicMetadata(config, clock) as metadata:
-        start, end = metadata.bounds(config.checkpoint_topic, PARTITION)
-    for batch in PartitionReader(config, clock).read(config.checkpoint_topic, PARTITION, start, end):
+        start, end = metadata.bounds(topic, PARTITION)
+    for batch in PartitionReader(config, clock).read(topic, PARTITION, start, end):
         yield from batch
 
 
-def _problem(topic: str, message: Message) -> str | None:
-    """Why a record is not valid, or None if it is. Records of other jobs on the same topic are valid."""
+def _problem(config: JobConfig, message: Message) -> str | None:
+    """Step 1: why a record is not valid, or None if it is."""
     data, value = message.key(), message.value()
     if data is None:
         return "it has no key"
-    place = codecs.Place(topic, PARTITION, offset_of(message))
+    place = codecs.Place(config.checkpoint_topic, PARTITION, offset_of(message))
     try:
-        if is_permit(data):
-            decode_permit(data, value, place)
-            return None
-        if is_offer(data):
-            decode_offer(data, value, place)
-            return None
-        if is_retired_layout(data):
-            decode_retired_layout(data, value, place)
-            return None
-        if is_adopted_job(data):
-            decode_adopted_job(data, value, place)
-            return None
+        for is_kind, decode in _OTHERS:
+            if is_kind(data):
+                decode(data, value, place)
+                return None
         key = codecs.decode_key(data, place)
+        if not _is_of(config, key):
+            return None
         if value is None:
             return "it deletes a version 1 record, which nothing here does" if key.sequence is None else None
         if key.sequence is None:

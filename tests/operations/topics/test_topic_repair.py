@@ -1,0 +1,150 @@
+"""`statemgr topics repair` says what it takes away from a task, and leaves a topic that the job can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.errors import CorruptRecord, InvalidError, PermissionNeeded
+from statemgr.flows.opening.open_job import JobTopics
+from statemgr.ids import task_name
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.transactions.publisher import publish_alone
+from statemgr.model import codecs
+from statemgr.model.checkpoint import CheckpointKey
+from statemgr.operations.rollback.owner import Goal, roll_back
+from statemgr.operations.topics import topic_repair
+from statemgr.operations.topics.topic_repair import copy_valid, look
+from statemgr.testing.memory_servers import MemoryServers
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "job.tasks": 2,
+    "task.inputs": ["orders"],
+    "task.checkpoint.retained": 3,
+    "stores.totals.value.serde": "bytes",
+}
+NEW = "repaired"
+
+
+@pytest.fixture
+def config(servers: MemoryServers) -> JobConfig:
+    """Create a job of two tasks that have committed three times, one by one."""
+    config = servers.on_disk(servers.config, "disk")
+    commit(servers, config)
+    return config
+
+
+def commit(servers: MemoryServers, config: JobConfig) -> None:
+    """Commit three times with each task."""
+    with servers.manager(config, "kafka-partition") as manager:
+        for number in range(2):
+            with manager.open_task(task_name(number)) as task:
+                for offset in (1, 2, 3):
+                    task.store("totals").put(b"count", b"%d" % offset)
+                    task.commit({f"orders-{number}": offset})
+
+
+def read(servers: MemoryServers, config: JobConfig) -> dict[str, int]:
+    """Task → the sequence number of its current checkpoint."""
+    with closing(CheckpointTopic(config, servers.clock)) as log:
+        return {task: record.current.sequence for task, record in log.read().items()}
+
+
+def damage(servers: MemoryServers, config: JobConfig, task: str, sequence: int) -> None:
+    """Change a byte of a record on the broker's disk. Without a task: of a job record."""
+    for entry in servers.broker.log(config.checkpoint_topic, 0).entries:
+        if entry and entry.key and entry.value and codecs.is_key(entry.key):
+            key = codecs.decode_key(entry.key)
+            if (key.task, key.sequence) == (task, sequence):
+                entry.value = entry.value[:-1] + bytes([entry.value[-1] ^ 1])
+    with pytest.raises(CorruptRecord):
+        read(servers, config)
+
+
+def repaired(config: JobConfig) -> JobConfig:
+    """Return the job on the new topic."""
+    return JobConfig.from_mapping(config.to_mapping(), {"task.checkpoint.topic": NEW})
+
+
+def test_a_task_goes_back_only_with_a_permission(servers: MemoryServers, config: JobConfig) -> None:
+    """The report names the task, and the checkpoint that becomes its current one. Without the permission, nothing is
+    copied."""
+    with closing(CheckpointTopic(config, servers.clock)) as log:
+        before = log.read()["Partition 0"].checkpoints[1]
+    damage(servers, config, "Partition 0", 3)
+    (left_out,) = look(config, servers.clock).left_out
+    assert left_out.key == "Partition 0, layout 1, sequence 3"
+    assert left_out.then == f"Partition 0 goes back to checkpoint {before.checkpoint_id} (sequence 2)"
+    with pytest.raises(PermissionNeeded, match=left_out.then.replace("(", r"\(").replace(")", r"\)")) as raised:
+        copy_valid(config, servers.clock, NEW)
+    assert "--allow-older-checkpoints" in str(raised.value.hint)
+    assert NEW not in servers.broker.topics
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    assert read(servers, repaired(config)) == {"Partition 0": 2, "Partition 1": 3}
+
+
+def test_an_older_record_and_that_of_another_job_need_no_permission(servers: MemoryServers, config: JobConfig) -> None:
+    """A task keeps its current checkpoint. The other job's record stays as it is: that job refuses it."""
+    other = codecs.encode_key(CheckpointKey("other", "1", 1, "Partition 0", 2, 1)), b"damaged"
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [other])
+    damage(servers, config, "Partition 0", 2)
+    assert [one.then for one in copy_valid(config, servers.clock, NEW).left_out] == [None]
+    assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+    assert other in [(entry.key, entry.value) for entry in servers.broker.log(NEW, 0).entries if entry]
+
+
+def test_records_that_need_a_lost_job_record_are_left_out_with_it(servers: MemoryServers, config: JobConfig) -> None:
+    """The tasks were published together. Without the job record nobody can read their records: the new topic would be
+    as useless as the old one."""
+    with (
+        closing(servers.services(config)) as services,
+        closing(CheckpointTopic(config, services.clock, owned=True)) as log,
+    ):
+        older = [str(record.checkpoints[1].checkpoint_id) for record in log.read().values()]
+        roll_back(services, log, JobTopics(services), Goal(older))
+    assert read(servers, config) == {"Partition 0": 4, "Partition 1": 4}
+    damage(servers, config, "", 4)
+    found = copy_valid(config, servers.clock, NEW, allow_older=True).left_out
+    assert [one.key for one in found] == [
+        f"{of}, layout 1, sequence 4" for of in ("job record", "Partition 0", "Partition 1")
+    ]
+    assert [bool(one.then) for one in found] == [False, True, True]
+    assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+
+
+def test_a_task_that_has_lost_all_its_records(servers: MemoryServers, config: JobConfig) -> None:
+    """Deletes of its older records do not make the new topic unreadable: the task is one without a checkpoint."""
+    commit(servers, config)  # so that retention has deleted records
+    for sequence in (4, 5, 6):
+        damage(servers, config, "Partition 0", sequence)
+    found = look(config, servers.clock).left_out
+    assert {one.then for one in found} == {"Partition 0 has no checkpoint left"}
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    assert read(servers, repaired(config)) == {"Partition 1": 6}
+
+
+def test_an_interrupted_copy_is_made_again(
+    servers: MemoryServers, config: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its aborted records are no records of the target. After a copy, another one is refused."""
+
+    def interrupted(*given: Any) -> None:
+        def some(records: Iterable[Any]) -> Iterator[Any]:
+            yield next(iter(records))
+            raise KeyboardInterrupt
+
+        publish_alone(*given[:-1], some(given[-1]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topic_repair, "publish_alone", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            copy_valid(config, servers.clock, NEW)
+    copy_valid(config, servers.clock, NEW)
+    assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+    with pytest.raises(InvalidError, match="already has records"):
+        copy_valid(config, servers.clock, NEW)
