@@ -125,7 +125,8 @@ class JobMonitor:
     def overview(self, tasks: Collection[str] = ()) -> JobOverview:
         """The job now; only ``tasks``, if there are any.
 
-        Raises: MissingState (no checkpoint topic), CorruptRecord, UnavailableError, AccessDenied.
+        Raises: MissingState (no checkpoint topic, or no checkpoint of a named task), CorruptRecord, UnavailableError,
+            AccessDenied.
         """
         records = self._records(tasks)  # 1
         inputs, notes = self._inputs(records)  # 2
@@ -161,8 +162,8 @@ class JobMonitor:
         )
 
     def _records(self, tasks: Collection[str]) -> list[CheckpointRecord]:
-        records = self.reader.records()
-        return [records[task] for task in sorted(records, key=task_index) if not tasks or task in tasks]
+        records = self.reader.retaining(tasks=tuple(tasks)) if tasks else self.reader.records().values()
+        return sorted(records, key=lambda record: task_index(record.task))
 
     def _inputs(self, records: Sequence[CheckpointRecord]) -> tuple[_Inputs, list[str]]:
         sources = {source for record in records for source in record.current.input_offsets}

@@ -43,7 +43,7 @@ def wanted_stores(
     blobs exist.
 
     Raises: ConfigError, InvalidError for a configuration with which no offer is of use; MissingState without a
-        checkpoint; UnavailableError, AccessDenied.
+        checkpoint, or of a named store; UnavailableError, AccessDenied.
     """
     with closing(open_services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
         return _wanted(services, log, tasks, stores, again=again)
@@ -126,6 +126,13 @@ def _wanted(
             **({} if missing is None else {"task": missing}),
         )
     found = [pair for pair in stores_of(services, records) if not stores or pair[1] in stores]
+    unknown = set(stores) - {store for _, store in found}
+    if unknown:
+        raise MissingState(
+            "the checkpoints have no state of these stores that is backed up",
+            hint="let the job commit with them; `statemgr checkpoints list` shows the stores that each checkpoint has",
+            stores=", ".join(sorted(unknown)),
+        )
     return [
         (task, store, why_not(services, log, records[task], store, again=again))
         for task, store in sorted(found, key=lambda pair: (task_index(pair[0]), pair[1]))

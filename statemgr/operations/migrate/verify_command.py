@@ -63,11 +63,12 @@ def verify_command(call: Call, stores: tuple[str, ...], against: str | None, dif
         verifier = Verifier(services, workers.submit, progress, processes=count, differences=differences)
         records = reader.retaining(call.checkpoint_id, call.tasks)
         chosen = list(_to_verify(config, records, call.checkpoint_id, stores, against))
-        if not chosen:
+        missing = set(stores) - {one.store for one in chosen}
+        if missing or not chosen:
             raise MissingState(
                 "the checkpoints have no state of these stores",
                 hint="let the job commit with them, and run this again",
-                stores=", ".join(stores or config.stores),
+                stores=", ".join(sorted(missing) or config.stores),
             )
         newest = call.checkpoint_id is None
         try:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -42,11 +42,10 @@ command.add_command(tag_command)
 def list_command(call: Call, current: bool, history: bool) -> None:
     """List the checkpoints that each task retains, newest first."""
     with call.reader() as reader:
-        records: list[CheckpointRecord] = (
-            [record for record in reader.history() if not call.tasks or record.task in call.tasks]
-            if history
-            else _chosen(reader.records().values(), call.tasks)
-        )
+        found = reader.history() if history else reader.records().values()
+        records = _chosen(list(found), call.tasks)
+        if not history:
+            records.sort(key=lambda record: task_index(record.task))
         replaced = () if history or call.as_json else reader.replaced()
     pairs = [
         (record, checkpoint)
@@ -81,17 +80,16 @@ def show_command(call: Call) -> None:
         _print_whole(record, checkpoint)
 
 
-def _chosen(records: Iterable[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:
-    """Records of ``tasks`` (all, if it is empty) in the order of the tasks. Raises: MissingState."""
-    found = sorted(records, key=lambda record: task_index(record.task))
-    missing = set(tasks) - {record.task for record in found}
+def _chosen(records: Sequence[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:
+    """Records of ``tasks`` (all, if it is empty). Raises: MissingState if a task has none."""
+    missing = set(tasks) - {record.task for record in records}
     if missing:
         names = ", ".join(sorted(missing))
         raise MissingState(
             f"the topic has no checkpoint of {names}",
             hint="run `statemgr checkpoints list` to see the checkpoints that exist",
         )
-    return [record for record in found if not tasks or record.task in tasks]
+    return [record for record in records if not tasks or record.task in tasks]
 
 
 def _wanted(record: CheckpointRecord, checkpoint: Checkpoint, checkpoint_id: str | None) -> bool:

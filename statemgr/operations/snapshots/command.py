@@ -39,9 +39,9 @@ def list_command(call: Call) -> None:
     """List the snapshot of every store in every retained checkpoint; exit status 4 if one is missing."""
     found: list[dict[str, object]] = []
     with call.reader() as reader:
-        for record in sorted(reader.records().values(), key=lambda record: task_index(record.task)):
-            if not call.tasks or record.task in call.tasks:
-                found += _snapshots(reader, record)
+        records = reader.retaining(tasks=call.tasks) if call.tasks else reader.records().values()
+        for record in sorted(records, key=lambda record: task_index(record.task)):
+            found += _snapshots(reader, record)
     columns = ("task", "checkpoint (* current)", "store", "files", "size", "segments", "index blob")
     call.show(found, columns, [_row(entry) for entry in found], empty="no snapshots yet")
     if any(entry["problem"] for entry in found):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statemgr.config import JobConfig
+from statemgr.errors import MissingState
 from statemgr.terminal.items import key_serde_option, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, checkpoint_id_of, job_options
 from statemgr.terminal.output import say
@@ -74,11 +75,18 @@ def diff_command(
 
 
 def _stores(config: JobConfig, pairs: Sequence[Pair], stores: Sequence[str]) -> Iterator[tuple[Pair, str]]:
-    """The stores that either checkpoint of a pair has. Raises: ConfigError if the configuration lacks one."""
-    for store in stores or sorted(
-        {store for pair in pairs for one in (pair.before, pair.after) for store in one.stores}
-    ):
+    """The stores that either checkpoint of a pair has. Raises: ConfigError if the configuration lacks one; MissingState
+    if no pair has one of ``stores``."""
+    all_of_them = {store for pair in pairs for one in (pair.before, pair.after) for store in one.stores}
+    for store in stores or sorted(all_of_them):
         config.store(store)
+    missing = set(stores) - all_of_them
+    if missing:
+        raise MissingState(
+            "the checkpoints have no state of these stores",
+            hint="`statemgr checkpoints list` shows the stores that each has",
+            stores=", ".join(sorted(missing)),
+        )
     for pair in pairs:
         has = {*pair.before.stores, *pair.after.stores}
         for store in sorted(has & set(stores) if stores else has):

@@ -36,6 +36,8 @@ class Standby:
         tasks: ``Partition <i>``; if none is named, all that have a checkpoint.
         progress: called while a store is fetched.
         services: makes the adapters, the clock, the source of IDs and the threads.
+
+    Raises: InvalidError if the job has no such task.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Standby:
         progress: Progress = no_progress,
         services: Callable[[JobConfig], Services] = open_services,
     ) -> None:
+        for task in tasks:
+            config.check_task(task)
         self._job = config.job_name
         self._shown = progress
         self._stopped = False

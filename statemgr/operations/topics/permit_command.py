@@ -47,7 +47,7 @@ def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     given = Permissions(**flags)
     if bool(given.names) + only_list + revoke != 1:
         raise click.UsageError("name the permissions to give, or use --list or --revoke")
-    for task in call.tasks if given.names else ():
+    for task in call.tasks:
         call.config.check_task(task)
     names = call.tasks or tuple(task_name(index) for index in range(call.config.tasks))
     with closing(PermitTopic(call.config, SystemClock(), system_ids())) as topic:
