@@ -60,11 +60,17 @@ def check_backups(report: Report, config: JobConfig) -> None:
 
 
 def _report_blobs(report: Report, found: Verified, tasks: int) -> None:
-    for one in found.damaged[:_MOST]:
-        detail = f"{one.blob_id}: {one.problem}; {one.task} needs it for checkpoint {one.checkpoint_id}"
-        report.problem("backups", detail, "`statemgr snapshots verify --read-data --repair`")
-    if len(found.damaged) > _MOST:
-        report.problem("backups", f"{len(found.damaged) - _MOST} more blobs are damaged", "as above")
+    ttl = "start the job, which removes it, or use `statemgr gc --fix --write`"
+    kinds = (
+        ("are damaged", found.damaged, "`statemgr snapshots verify --read-data --repair`"),
+        ("still have a TTL", found.expiring, ttl),
+    )
+    for what, findings, fix in kinds:
+        for one in findings[:_MOST]:
+            detail = f"{one.blob_id}: {one.problem}; {one.task} needs it for checkpoint {one.checkpoint_id}"
+            report.problem("backups", detail, fix)
+        if len(findings) > _MOST:
+            report.problem("backups", f"{len(findings) - _MOST} more blobs {what}", "as above")
     asked = f"asked for {found.checked:,} of {counted(found.blobs, 'blob')} of {counted(found.tasks, 'task')}"
-    if not found.damaged:
-        report.ok("backups", f"{asked} (the job has {tasks:,}): all exist, with their sizes")
+    if not (found.damaged or found.expiring):
+        report.ok("backups", f"{asked} (the job has {tasks:,}): all exist, with their sizes and without a TTL")

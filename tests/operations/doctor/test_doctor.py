@@ -15,8 +15,9 @@ from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied
-from statemgr.health import checks
+from statemgr.health import checks, verify_blobs
 from statemgr.health.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
+from statemgr.operations.doctor import backup_checks
 
 
 def config(**given: object) -> JobConfig:
@@ -136,6 +137,16 @@ def test_without_a_blob_store_there_is_nothing_to_check() -> None:
     """A missing blob store is a note, so that the user can spot a mistyped key."""
     (finding,) = found(checks.check_blobs, config(), fix=False)
     assert finding.status is Status.NOTE
+
+
+def test_a_blob_that_would_expire_is_a_problem() -> None:
+    """It exists, but not for long. The fix is another one than for a damaged blob."""
+    wrong = [verify_blobs.Finding(f"orders/1/{n}", "the blob still has a TTL", "Partition 0", "s", "1-0") for n in "ab"]
+    for damaged in (0, 1):
+        verified = verify_blobs.Verified(damaged=wrong[:damaged], expiring=wrong[damaged:])
+        findings = found(backup_checks._report_blobs, verified, 1)
+        assert [one.status for one in findings] == [Status.PROBLEM] * 2
+        assert "`statemgr gc --fix --write`" in (findings[-1].fix or "")
 
 
 def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
