@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from statemgr.config import JobConfig
-from statemgr.config.job import CLIENT_KINDS
 from statemgr.config.keys import KEYS
 from statemgr.config.loading import masked
 from statemgr.errors import InvalidError
@@ -109,12 +108,18 @@ def show_command(call: Call, everything: bool) -> None:
 @job_options()
 def check_command(call: Call) -> None:
     """Check the configuration and resolve its references; exit status 2 if something is wrong."""
+    from statemgr.flows.committing.limits import check_config
+    from statemgr.serdes import input_value_serde, value_serde
+
     config = call.config
-    for kind in CLIENT_KINDS:
-        config.kafka_client(kind)
-    # these attributes resolve references
+    _check_clients(config)
+    check_config(config)
+    for store in config.stores.values():
+        value_serde(store)
+    input_value_serde(config)
+    # these resolve references
     assert config.blob_uri is None or (config.blob_s3, config.blob_gcs, config.blob_azure) is not None
-    assert config.state_dir is not None
+    assert (config.state_dir, config.schema_registry()) is not None
     notes = _notes(config)
     if call.as_json:
         print_json({"job": config.job_name, "tasks": config.tasks, "stores": list(config.stores), "notes": notes})
@@ -197,6 +202,20 @@ def filled_template(name: str) -> str:
         checkpoint_topic=config.checkpoint_topic,
         changelog_topic=config.stores["totals"].changelog_topic,
     )
+
+
+def _check_clients(config: JobConfig) -> None:
+    """Make Kafka's clients without addresses to connect to. Raises: ConfigError if they refuse a setting."""
+    from statemgr.kafka import clients
+    from statemgr.kafka.errors import ClientErrors
+
+    instead = {"bootstrap.servers": "", "sasl.oauthbearer.method": "default"}  # the method `oidc` asks a server
+    changes = {key: value for name, value in instead.items() for key in config.values if key.endswith(name)}
+    alone, errors = JobConfig.from_mapping(config.to_mapping(), changes), ClientErrors()
+    timeout_ms = config.commit_timeout_ms
+    clients.producer(alone, errors, transactional_id=config.job_key, transaction_timeout_ms=timeout_ms)
+    clients.consumer(alone, errors).close()
+    clients.admin(alone, errors)
 
 
 def _notes(config: JobConfig) -> list[str]:

@@ -289,6 +289,27 @@ def test_config_check_resolves_references(run: Run) -> None:
     assert "STATEMGR_TEST_UNSET" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("schema.registry.basic.auth.user.info=${env:STATEMGR_TEST_UNSET}", "STATEMGR_TEST_UNSET"),
+        ("stores.totals.value.avro.schemas=${file:/nope}", "/nope"),
+        ("task.input.value.avro.schemas=${file:/nope}", "/nope"),
+        ("kafka.message.max.bytes=1000", "kafka.message.max.bytes"),
+        ("kafka.linger=5", "kafka.*"),
+        ("kafka.message.timeout.ms=900000", "message.timeout.ms"),
+    ],
+)
+def test_config_check_finds_what_a_start_would_refuse(run: Run, setting: str, named: str) -> None:
+    """A wrong value is found without a server."""
+    avro = [part for key in ("stores.totals", "task.input") for part in ("--set", f"{key}.value.serde=avro")]
+    schemas = [part.replace("serde=avro", 'avro.schemas=["long"]') for part in avro]
+    found = run("config", "check", *avro, *schemas, "--set", setting)
+    assert (found.exit_code, "ConfigError" in found.stderr) == (2, True)
+    assert named in found.stderr
+    assert run("config", "check", *avro, *schemas).exit_code == 0
+
+
 def test_config_check_as_json(run: Run) -> None:
     """The JSON is one object."""
     found = json.loads(run("config", "check", "--json").stdout)
