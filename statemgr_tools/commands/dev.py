@@ -153,6 +153,7 @@ def status_command(directory: Path, as_json: bool) -> None:
 
 def _show(running: DevServers, as_json: bool) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     fields: dict[str, Any] = running.to_dict()
@@ -165,6 +166,6 @@ def _show(running: DevServers, as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in fields.items():
         if value is not None:
-            table.add_row(name.replace("_", " "), str(value))
+            table.add_row(name.replace("_", " "), escape(str(value)))
     # a wide console, because an address on two lines cannot be copied
     Console(soft_wrap=True, width=200).print(table)

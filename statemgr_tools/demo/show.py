@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from statemgr_tools.demo.first_answer import FirstAnswer
@@ -111,7 +112,7 @@ def totals_table(sides: Sequence[Side], measures: Sequence[str], row_word: str) 
     table.add_row("keys", *(f"{total[0]:,}" for total in totals))
     table.add_row(row_word, *(f"{total[1]:,}" for total in totals))
     table.add_row("unparsable rows", *(f"{total[2]:,}" for total in totals))
-    for i, measure in enumerate(measures):
+    for i, measure in enumerate(map(escape, measures)):
         table.add_row(f"{measure}: missing", *(f"{_at(total[3], i, 0):,}" for total in totals))
         table.add_row(f"{measure}: sum", *(_text(_at(total[4], i, Decimal(0))) for total in totals))
         table.add_row(f"{measure}: largest", *(_text(_at(total[5], i, None)) for total in totals))

@@ -20,7 +20,7 @@ from statemgr_tools.demo import first_answer as demo_first_answer
 from statemgr_tools.demo.child import Outcome
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
-from statemgr_tools.demo.show import first_answer_table
+from statemgr_tools.demo.show import first_answer_table, totals_table
 from statemgr_tools.demo.summary import Start, Summary
 from statemgr_tools.demo.timeline import Sample, Timeline, picture, save
 from statemgr_tools.demo.verify import Side
@@ -189,3 +189,11 @@ def test_a_migration_has_no_aims() -> None:
     result = CliRunner().invoke(cli, ["demo", "--migrate", "--aim", "output.write"])
     assert result.exit_code == 2
     assert "--seed" in result.output
+
+
+def test_names_of_columns_are_shown_as_they_are() -> None:
+    """Square brackets in a name of ``--sum`` are text in the table of totals."""
+    out = io.StringIO()
+    Console(file=out, width=100).print(totals_table([Side("recount", {})], ["rate [/h]", "[red]"], "rows"))
+    assert "rate [/h]: sum" in out.getvalue()
+    assert "[red]: sum" in out.getvalue()

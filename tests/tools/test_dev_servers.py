@@ -18,9 +18,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from statemgr.errors import CorruptError, InvalidError, UnavailableError
 from statemgr_tools.commands.dev import command
 from statemgr_tools.dev import down, jars, status, up
+from statemgr_tools.dev import servers as dev_servers
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
 from statemgr_tools.dev.s3 import S3Server, find_seaweedfs, find_versitygw
-from statemgr_tools.dev.servers import read_state
+from statemgr_tools.dev.servers import DevServers, read_state
 from statemgr_tools.dev.servers import running as running_servers
 from tests import servers
 
@@ -342,3 +343,12 @@ def test_cached_jars_need_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     assert jars.broker_jars() == found
     assert any(jar.name.startswith("kafka_2.13-") for jar in found)
+
+
+def test_a_directory_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Square brackets in the name of a directory are text."""
+    running = DevServers(directory=str(tmp_path / "[dev]" / "x]"), kafka_pid=1)
+    monkeypatch.setattr(dev_servers, "status", lambda directory: running)
+    found = CliRunner().invoke(command, ["status"])
+    assert found.exit_code == 0, found.output
+    assert running.directory in found.output
