@@ -33,6 +33,9 @@ APPLIED_S = 2e-6
 PROCESS, BUFFER, WRITE_BUFFER, CHANGE_BUFFER = 90 * MIB, MIB, 4 * MIB, 32 * MIB
 #: Seconds of a publish (docs/performance.md, Batches on Spark).
 PUBLISH_S = 0.021
+#: Seconds after which a process lists the orders to check blobs (statemgr.engine.coordinator), and after which a task
+#: checks each of its blobs again (statemgr.flows.upkeep).
+LOOK_S, CHECK_S = 60, 86_400
 MONTH_S = 30 * 86_400
 
 
@@ -137,17 +140,21 @@ class Resources:
         return math.ceil(self.given.tasks / self.given.processes)
 
     @cached_property
-    def restore_gets(self) -> float:
-        """GET requests of one task's restore.
-
-        These are its chain and an older one, index, parts and segments, and a check of each needed blob when the task
-        opens (``Transfer.absent``).
-        """
+    def needed_blobs(self) -> float:
+        """Blobs of one task that a restore needs: index, parts and segments."""
         part = min(self.given.part_bytes, self.given.target_file_bytes)
         waiting = (self.given.level0_trigger - 1) / 2 if self.commits.flushed_bytes > INLINE_LIMIT else 0.0
         parts = waiting + max(1.0, self.commits.store_bytes / part)
-        blobs = self.commits.chain.blobs / 2
-        return self.given.stores * (2 * (parts + blobs + 1) + min(2.0, blobs))
+        return self.given.stores * (parts + self.commits.chain.blobs / 2 + 1)
+
+    @cached_property
+    def restore_gets(self) -> float:
+        """GET requests of one task's restore.
+
+        These are its chain and an older one, the needed blobs, and a check of each of them when the task opens
+        (``Transfer.absent``).
+        """
+        return 2 * self.needed_blobs + self.given.stores * min(2.0, self.commits.chain.blobs / 2)
 
     @cached_property
     def _segments(self) -> float:
@@ -216,6 +223,18 @@ class Resources:
         """Seconds until every task is open if all machines are lost and replaced."""
         return self.restore_tasks_s(self.given.tasks, self.given.processes)
 
+    # --- upkeep ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def lists_per_s(self) -> float:
+        """LIST requests per second of all processes, also while the job is idle."""
+        return self.given.processes / LOOK_S if self.given.blobs else 0.0
+
+    @cached_property
+    def checks_per_s(self) -> float:
+        """GET requests per second with which the owners check the blobs of their tasks, also while the job is idle."""
+        return self.given.tasks * self.needed_blobs / CHECK_S if self.given.blobs else 0.0
+
     # --- machines --------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -249,9 +268,10 @@ class Resources:
         """The cost of each part in 30 days."""
         store, month, commits = prices.blob_store, MONTH_S / 1000, self.commits
         tasks = commits.given.tasks if commits.given.blobs else 0
-        gets = tasks * self.restore_gets * prices.restores_per_month / 1000
+        gets = tasks * self.restore_gets * prices.restores_per_month / 1000 + self.checks_per_s * month
         return {
             "blob store: PUT": commits.puts_per_s * month * store.put_1000,
+            "blob store: LIST": self.lists_per_s * month * store.put_1000,
             "blob store: removing TTLs": commits.untags_per_s * month * store.untag_1000,
             "blob store: DELETE": commits.deletes_per_s * month * store.delete_1000,
             "blob store: GET": gets * store.get_1000,

@@ -18,11 +18,13 @@ from statemgr.blobs.body import body_size
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config.policies import SnapshotInterval
+from statemgr.engine import coordinator
 from statemgr.errors import InvalidError
 from statemgr.flows.committing.background_snapshots import share_of_interval
 from statemgr.ids import task_name
 from statemgr.ports import Body, StoreIdentity
 from statemgr.testing import JobTester
+from statemgr_tools.sizing import resources
 from statemgr_tools.sizing.commits import walk_chain
 from statemgr_tools.sizing.prices import default_table, load_prices
 from statemgr_tools.sizing.resources import Resources
@@ -185,10 +187,22 @@ def test_an_idle_job_has_no_requests() -> None:
     assert plan.restore_task_s > 0
 
 
+def test_an_idle_job_pays_for_its_upkeep() -> None:
+    """Each process lists orders as often as it looks at the job, and each needed blob is checked once a day."""
+    assert resources.LOOK_S == coordinator.LOOK_S
+    plan = Resources(Workload(tasks=8, processes=2, keys=1e6, changes_per_s=0))
+    prices = replace(load_prices(None), restores_per_month=0)
+    cost = plan.monthly_cost(prices)
+    assert cost["blob store: LIST"] == pytest.approx(2 * 43_200 * prices.blob_store.put_1000 / 1000)
+    checks = 8 * plan.needed_blobs * 30
+    assert cost["blob store: GET"] == pytest.approx(checks * prices.blob_store.get_1000 / 1000)
+
+
 def test_a_job_without_blobs_pays_no_blob_store() -> None:
     """With changelogs alone, no part of the cost is that of the blob store."""
     plan = Resources(Workload(tasks=1000, keys=1e9, changes_per_s=1e4, blobs=False))
-    assert not any(plan.monthly_cost(load_prices(None))[part] for part in ("blob store: GET", "blob store: PUT"))
+    cost = plan.monthly_cost(load_prices(None))
+    assert not any(value for part, value in cost.items() if part.startswith("blob store"))
 
 
 def test_more_of_everything_never_costs_less() -> None:
