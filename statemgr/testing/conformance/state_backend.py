@@ -23,8 +23,13 @@ import pytest
 
 from statemgr.config import JobConfig
 from statemgr.engine.task import Task
+from statemgr.errors import UnavailableError
+from statemgr.ids import task_name
 from statemgr.manager import StateManager
+from statemgr.phases import Phase, observed
+from statemgr.reader import JobReader
 
+OnMachine = Callable[..., JobConfig]
 Opened = Callable[..., AbstractContextManager[Task]]
 _STORES = ("totals", "names")
 
@@ -34,19 +39,27 @@ class StateBackendSuite:
 
     @pytest.fixture
     def settings(self) -> Mapping[str, object]:
-        """Keys of a job of one task that has never run: its name, its servers, and the backend. Override it."""
+        """Keys of a job that has never run: its name, its servers, and the backend. Override it."""
         raise NotImplementedError
 
     @pytest.fixture
-    def opened(self, settings: Mapping[str, object], tmp_path: Path) -> Opened:
-        """Opens the job's task on the machine of a number."""
+    def on_machine(self, settings: Mapping[str, object], tmp_path: Path) -> OnMachine:
+        """The job's configuration on the machine of a number."""
+
+        def config(machine: int, tasks: int = 1) -> JobConfig:
+            own = {"job.tasks": tasks, "task.checkpoint.retained": 2, "state.dir": str(tmp_path / f"machine-{machine}")}
+            stores = {f"stores.{store}.value.serde": "bytes" for store in _STORES}
+            return JobConfig.from_mapping({**settings, **own, **stores})
+
+        return config
+
+    @pytest.fixture
+    def opened(self, on_machine: OnMachine) -> Opened:
+        """Opens a task of the job on the machine of a number."""
 
         @contextmanager
-        def open_(machine: int) -> Iterator[Task]:
-            stores = {f"stores.{store}.value.serde": "bytes" for store in _STORES}
-            directory = {"state.dir": str(tmp_path / f"machine-{machine}")}
-            config = JobConfig.from_mapping({"job.tasks": 1, **settings, **stores, **directory})
-            with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+        def open_(machine: int, number: int = 0, tasks: int = 1) -> Iterator[Task]:
+            with StateManager(on_machine(machine, tasks)) as manager, manager.open_task(task_name(number)) as task:
                 yield task
 
         return open_
@@ -72,6 +85,44 @@ class StateBackendSuite:
         for machine in (0, 1):
             with opened(machine) as task:
                 assert contents(task)["totals"] == {b"a": b"committed"}
+
+    def test_a_commit_that_was_not_published_is_gone(self, opened: Opened) -> None:
+        """What a commit has prepared replaces nothing if its process dies before the publish."""
+
+        def die(phase: Phase, subject: str) -> None:
+            if phase is Phase.PREPARED:
+                raise UnavailableError("the process died")
+
+        with opened(0) as task:
+            task.store("totals").put_many({b"a": b"committed", b"b": b"committed"})
+            task.commit({"orders-0": 1})
+            task.store("totals").put(b"a", b"lost")
+            task.store("totals").delete(b"b")
+            with observed(die), pytest.raises(UnavailableError, match="died"):
+                task.commit({"orders-0": 2})
+        with opened(1) as task:
+            assert contents(task)["totals"] == {b"a": b"committed", b"b": b"committed"}
+
+    def test_an_older_checkpoint_comes_back(self, opened: Opened, on_machine: OnMachine) -> None:
+        """Commits and their clean-up leave what the retained checkpoints name."""
+        with opened(0) as task:
+            for number in range(4):
+                task.store("totals").put(b"a", b"%d" % number)
+                task.commit({"orders-0": number})
+        with JobReader(on_machine(1)) as reader:
+            _, older = reader.records()[task_name(0)].checkpoints
+            with reader.open_store(task_name(0), "totals", str(older.checkpoint_id)) as store:
+                assert (older.input_offsets, store.get(b"a")) == ({"orders-0": 2}, b"2")
+
+    def test_each_task_has_its_own_state(self, opened: Opened) -> None:
+        """Stores of the same name in two tasks have nothing in common."""
+        for number in range(2):
+            with opened(0, number, tasks=2) as task:
+                task.store("totals").put(b"%d" % number, b"x")
+                task.commit({f"orders-{number}": 1})
+        for number in range(2):
+            with opened(1, number, tasks=2) as task:
+                assert contents(task)["totals"] == {b"%d" % number: b"x"}
 
     def test_changes_of_many_commits_add_up(self, opened: Opened) -> None:
         """Overwritten, deleted and untouched keys are as after the last commit, whichever machine went on."""

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
 
+from examples.plug_ins.shared_directory import SharedBackup, SharedDirectory
 from statemgr.blobs.memory import forget
+from statemgr.model.checkpoint import Marker, OpaqueMarker
+from statemgr.ports import PreparedBackup, StoreSnapshot
 from statemgr.testing.conformance import StateBackendSuite
+from statemgr.testing.conformance.state_backend import OnMachine, Opened
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
 from tests.jobs import job_mapping
 from tests.servers import KafkaServer
+
+rejected = pytest.mark.xfail(strict=True, raises=AssertionError)
+
+
+def on_shared_directory(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> Iterator[Mapping[str, object]]:
+    """Yield the keys of a job with a backend that keeps its state below ``SHARED_STATE``."""
+    monkeypatch.setenv("SHARED_STATE", str(directory / "shared"))
+    name = token_hex(8)
+    with served(MemoryBroker(), f"memory:{name}"):
+        yield {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": f"memory:{name}",
+            "task.backup.factories": [factory],
+            "task.restore.factories": [factory],
+        }
+
+
+class OnePath(SharedDirectory):
+    """Keeps the state of a store in one path for all tasks and commits, and verifies nothing."""
+
+    def backup_manager(self) -> SharedBackup:
+        return _OnePathBackup(self._root)
+
+
+class _OnePathBackup(SharedBackup):
+    def prepare(self, snapshot: StoreSnapshot, base: Marker | None, *, portable: bool) -> PreparedBackup:
+        name = f"{snapshot.identity.job_key}/{snapshot.identity.store}"
+        shutil.rmtree(self._root / name, ignore_errors=True)
+        shutil.copytree(snapshot.directory.path, self._root / name)
+        return PreparedBackup(OpaqueMarker(json.dumps({"name": name, "files": {}}).encode()), added_bytes=0)
 
 
 class TestKafkaChangelog(StateBackendSuite):
@@ -48,16 +86,31 @@ class TestAnotherPackage(StateBackendSuite):
     @pytest.fixture
     def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
         """Return a job that only has this backend, on an in-memory broker."""
-        monkeypatch.setenv("SHARED_STATE", str(tmp_path / "shared"))
-        factory = "examples.plug_ins.shared_directory:SharedDirectory"
-        name = token_hex(8)
-        with served(MemoryBroker(), f"memory:{name}"):
-            yield {
-                "job.name": "orders",
-                "kafka.bootstrap.servers": f"memory:{name}",
-                "task.backup.factories": [factory],
-                "task.restore.factories": [factory],
-            }
+        yield from on_shared_directory(tmp_path, monkeypatch, "examples.plug_ins.shared_directory:SharedDirectory")
+
+
+class TestOnePathForAll(StateBackendSuite):
+    """A wrong backend, whose commits overwrite what others need: the suite says so three times."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
+        """Return a job that only has this backend, on an in-memory broker."""
+        yield from on_shared_directory(tmp_path, monkeypatch, f"{__name__}:OnePath")
+
+    @rejected
+    def test_a_commit_that_was_not_published_is_gone(self, opened: Opened) -> None:
+        """It has overwritten the state of the last commit."""
+        super().test_a_commit_that_was_not_published_is_gone(opened)
+
+    @rejected
+    def test_an_older_checkpoint_comes_back(self, opened: Opened, on_machine: OnMachine) -> None:
+        """A later commit has overwritten it."""
+        super().test_an_older_checkpoint_comes_back(opened, on_machine)
+
+    @rejected
+    def test_each_task_has_its_own_state(self, opened: Opened) -> None:
+        """One task has overwritten the other one's."""
+        super().test_each_task_has_its_own_state(opened)
 
 
 class TestBlobStore(StateBackendSuite):
