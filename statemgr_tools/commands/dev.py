@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +105,7 @@ def _compare_configuration(running: DevServers, *, write: bool) -> None:
     if not write:
         say(f"{path} names other addresses. Add --write to change it, or write these lines into it:\n{lines}")
         return
-    saved = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.before-dev-up")
-    TomlEdit(path, changes).write(saved)
+    saved = TomlEdit(path, changes).write("before-dev-up")
     say(f"changed {path}; the old file is {saved}:\n{lines}")
 
 

@@ -126,6 +126,8 @@ def test_dev_up_status_down_by_command_line(tmp_path: Path, monkeypatch: pytest.
         assert Path("job.toml").read_text() == example
         written = runner.invoke(command, ["up", "--directory", str(tmp_path), "--write"])
         assert line in written.stderr.splitlines()
+        (saved,) = Path().glob("job.toml.*")
+        assert f"the old file is {saved}:" in written.stderr
         assert Path("job.toml").read_text() == example.replace("localhost:9092", first["bootstrap_servers"])
         assert "job.toml" not in runner.invoke(command, ["up", "--directory", str(tmp_path)]).stderr
         assert call("down") == {"stopped": True, "exit": 0}
