@@ -17,6 +17,7 @@ import fastavro
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
+from statemgr.serdes.avro_exact import Checks
 from statemgr.serdes.avro_weight import Weight
 from statemgr.serdes.serde import Serde
 
@@ -64,17 +65,20 @@ class AvroBody:
         self.schema = schema
         self._named = named
         self._weight = Weight(schema, ratio=ratio, free=free)
+        self._check = Checks().of(schema)
         self._is_logical = '"logicalType":' in json.dumps(schema)
 
     def encode(self, value: Any, header: bytes) -> bytes:
         """``header``, and then the value.
 
-        Raises: ValueError if the value does not fit the schema, or would not be read again.
+        Raises: ValueError if the value does not fit the schema, or would not be read again as it is.
         """
         self._weight.check_depth(value)
         sink = io.BytesIO()
         sink.write(header)
         try:
+            if self._check is not None:
+                self._check(value)
             fastavro.schemaless_writer(sink, self.schema, value)
         except Exception as error:  # an arbitrary value; whatever the writer raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -218,6 +218,31 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "plain", "odd"),
+    [
+        ("long", [5, 5.0, True], [1.99, "5", None]),
+        ("int", [-(1 << 31)], [1 << 31]),
+        ({"type": "long", "logicalType": "timestamp-millis"}, [datetime(2026, 11, 27, tzinfo=UTC)], [1.5]),
+        ("boolean", [False, 1], ["no", None, 5]),
+        (["null", "float"], [None, 0.5, 3e38, float("inf")], [1e300]),
+        ({"type": "array", "items": "string"}, [["ab"]], ["ab", {"a": "b"}]),
+        ({"type": "map", "values": "long"}, [{"a": 1}], [{"a": 1.5}]),
+        (["null", "R"], [{"x": None}, {"-type": "R"}], [{"y": 1}, {"x": {"y": 1}}]),
+    ],
+)
+def test_values_that_would_be_stored_as_others_are_refused(kind: Any, plain: list[Any], odd: list[Any]) -> None:
+    """A fraction, any object as a boolean, a float that becomes infinite, a field that the schema lacks: the writer of
+    Avro takes them all, and stores something else."""
+    field = {"name": "x", "type": kind, **({"default": None} if isinstance(kind, list) else {})}
+    chosen = avro_serde([json.dumps({"type": "record", "name": "R", "fields": [field]})])
+    for value in plain:
+        assert chosen.serialize({"x": value})
+    for value in odd:
+        with pytest.raises(InvalidError, match="schema"):
+            chosen.serialize({"x": value})
+
+
+@pytest.mark.parametrize(
     ("kind", "logical", "odd", "plain"),
     [
         ("string", "uuid", "not-a-uuid", UUID(int=5)),
