@@ -54,12 +54,11 @@ class Aggregate:
 
 def _summable(column: Column, field: pa.DataType) -> Column:
     """The same numbers, of a type in which Arrow's sum of them, which is not checked, cannot wrap around."""
+    column = converted(column, field)
     if pa.types.is_decimal(field):
         return converted(column, pa.decimal256(_SUMMED, field.scale))
     if pa.types.is_floating(field):
-        return converted(converted(column, field), pa.float64())
-    if not pa.types.is_integer(column.type):
-        return converted(column, field)
+        return converted(column, pa.float64())
     limits = [abs(limit) for limit in pc.min_max(column).as_py().values() if limit is not None]
     fits = max(limits, default=0) * len(column) < 1 << 63
     return column if fits else column.cast(pa.decimal256(_SUMMED, 0))
@@ -68,8 +67,18 @@ def _summable(column: Column, field: pa.DataType) -> Column:
 def _sum(before: pa.Array, new: pa.Array) -> pa.Array:
     wide = pa.decimal256(_ADDED, new.type.scale) if pa.types.is_decimal(new.type) else new.type
     wide = pa.int64() if pa.types.is_integer(wide) else wide
-    before, new = before.cast(wide), new.cast(wide)
-    return pc.coalesce(pc.add_checked(before, new), before, new)
+    own, before, new = before.type, before.cast(wide), new.cast(wide)
+    total = pc.add_checked(before, new)
+    if not pa.types.is_floating(own):
+        return pc.coalesce(total, before, new)
+    check_finite(total, pc.or_(pc.is_inf(before), pc.is_inf(new)))
+    return converted(pc.coalesce(total, before, new), own)
+
+
+def check_finite(sums: pa.Array, may_be: pa.Array | pa.Scalar) -> None:
+    """Raises: ValueError for an infinite sum, if nothing that was added ``may_be`` infinite."""
+    if bool(pc.any(pc.and_not(pc.is_inf(sums), may_be)).as_py()):
+        raise ValueError("the sum is too large")
 
 
 def _least(before: pa.Array, new: pa.Array) -> pa.Array:

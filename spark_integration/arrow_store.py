@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from fastavro.schema import parse_schema
 from fastavro.validation import validate
 
-from spark_integration.aggregates import AGGREGATES
+from spark_integration.aggregates import AGGREGATES, check_finite
 from spark_integration.arrow_types import Column, converted, plain
 from spark_integration.avro_rows import avro_rows
 from spark_integration.reading import columns
@@ -117,7 +117,12 @@ class ArrowStore:
             functions.append((str(number), AGGREGATES[how].function))
         with self._refused(f"Arrow cannot group by {key} ({rows[key].type})"):
             grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(functions)
-            return _one(grouped["key"]), [_one(grouped[f"{at}_{function}"]) for at, function in functions]
+            found = [_one(grouped[f"{at}_{function}"]) for at, function in functions]
+        for field, sums, (at, function) in zip(self.value_type, found, functions, strict=True):
+            if function == "sum" and pa.types.is_floating(sums.type):
+                with self._refused(f"the sum of {fields[field.name][0]} is no {field.type}", field=field.name):
+                    check_finite(sums, pc.any(pc.is_inf(columns[at])))
+        return _one(grouped["key"]), found
 
     def _check(self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]) -> None:
         if not pa.types.is_struct(self.value_type):
@@ -182,7 +187,7 @@ class ArrowStore:
         return found
 
     def _checked(self, value: Any) -> Any:
-        """The value, if its parts have the types of the schema. The serde alone makes 1 of 1.5."""
+        """The value, if its parts have the types of the schema. The serde alone makes 1 of True."""
         try:
             fits = validate(value, self._parsed, raise_errors=False)
         except Exception:  # an arbitrary value; whatever the library raises means the same

@@ -167,6 +167,32 @@ def test_a_sum_of_one_batch_that_does_not_fit_is_refused(totals: CommittedStore,
     assert dict(totals.store.range()) == {}
 
 
+@pytest.mark.parametrize(("kind", "large"), [("float", 3e38), ("double", 1.5e308)])
+def test_a_sum_of_floats_that_becomes_infinite_is_refused(tmp_path: Path, kind: str, large: float) -> None:
+    """In one batch, and in two. What is infinite in the rows stays so."""
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "f", "type": ["null", kind]}]})
+
+    def merge(*values: float) -> list[Any]:
+        rows = pa.table({"k": ["a"] * len(values), "v": values})
+        return ArrowStore(made.store).merge(rows, "k", f=("v", "sum"))["f"].to_pylist()
+
+    with pytest.raises(InvalidError, match="the sum of v is no"):
+        merge(large, large)
+    assert merge(large) == [pytest.approx(large)]
+    with pytest.raises(InvalidError, match="the sum of v is no"):
+        merge(large)
+    assert merge(math.inf, 1.0) == [math.inf]
+    made.opened.close()
+
+
+def test_a_number_that_does_not_fit_is_refused_whatever_is_added_to_it(tmp_path: Path) -> None:
+    """A batch with the number alone is refused, so the same holds for a batch in which the sum would fit."""
+    made = store(tmp_path, {"type": "record", "name": "r", "fields": [{"name": "f", "type": ["null", "int"]}]})
+    with pytest.raises(InvalidError, match="the sum of v is no int32"):
+        ArrowStore(made.store).merge(pa.table({"k": ["a"] * 2, "v": [3 * 10**9, -3 * 10**9]}), "k", f=("v", "sum"))
+    made.opened.close()
+
+
 def test_a_sum_of_large_numbers_that_fits_is_exact(totals: CommittedStore) -> None:
     """Also if a part of it does not fit."""
     rows = pa.table({"k": ["a"] * 3, "n": [2**63 - 1, 7, -9], "x": [1.0] * 3, "s": [""] * 3})
