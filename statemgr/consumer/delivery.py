@@ -156,8 +156,13 @@ def _is_next(position: InputPosition, message: Message) -> bool:
 
 
 def _placed(failure: Exception, **where: object) -> None:
-    """Add to an error of the application what it was processing: fields of a typed error, a note of any other."""
+    """Add to an error of the application what it was processing: fields of a typed error, a note of any other.
+
+    If the error is about another topic, a field ``input`` names the message.
+    """
     if isinstance(failure, StatemgrError):
+        if "topic" in failure.where and "offset" in where and "offset" not in failure.where:
+            where = {"input": f"{where['topic']}-{where['partition']} offset {where['offset']}"}
         failure.with_where(**where)
     else:
         failure.add_note("while processing " + ", ".join(f"{name}={value}" for name, value in where.items()))

@@ -35,6 +35,8 @@ from statemgr.telemetry.task_metrics import TaskMetrics
 log = logging.getLogger(__name__)
 #: What Kafka's producer takes as a key, a value or a header.
 _SENT = (bytes, str, type(None))
+#: The highest number of a partition that the producer takes.
+_MOST_PARTITION = (1 << 31) - 1
 
 
 class Task:
@@ -149,21 +151,31 @@ class Task:
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> None:
-        """Send output in the transaction of the next commit.
+        """Send output in the transaction of the next commit. Texts are sent as UTF-8.
 
-        Raises: InvalidError for a record that is larger than the producer takes; RetryableError if too much output
-        waits for a commit; TypeError for what the producer does not take, which would fail each commit.
+        Raises: InvalidError for a record that is larger than the producer takes, or for half a surrogate pair;
+        RetryableError if too much output waits for a commit; TypeError for what the producer does not take, which would
+        fail each commit.
         """
+        if not isinstance(topic, str) or not topic or "\0" in topic:
+            raise TypeError(f"a topic must be its name, not {topic!r}")
         pairs = tuple(headers)
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
             raise TypeError(f"headers for the topic {topic} must be a list of pairs of a name and its bytes")
-        if pairs:
-            pairs = tuple((name, part) for name, part in pairs)  # the producer takes no lists as pairs
         if not (isinstance(key, _SENT) and isinstance(value, _SENT) and all(isinstance(of, _SENT) for _, of in pairs)):
             raise TypeError(f"keys, values and headers for the topic {topic} must be bytes, text or None")
         if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
             raise TypeError(f"a partition of the topic {topic} must be a whole number, not {partition!r}")
-        self._coordinator.output.add(ProducedRecord(topic, key, value, partition, pairs))
+        if partition is not None and not -1 <= partition <= _MOST_PARTITION:  # -1 is any partition
+            raise TypeError(f"a partition of the topic {topic} must be a number of 31 bits, not {partition}")
+        try:
+            topic.encode()
+            pairs = tuple((name, _encoded(part)) for name, part in pairs)  # the producer takes no lists as pairs
+            self._coordinator.output.add(ProducedRecord(topic, _encoded(key), _encoded(value), partition, pairs))
+        except UnicodeEncodeError:
+            raise InvalidError(
+                "a text with half a surrogate pair cannot be sent as UTF-8", task=self.name, topic=ascii(topic)
+            ) from None
 
     def drop_output(self) -> int:
         """Drop the output that waits for a commit, because Kafka refuses a record of it for good. Otherwise each later
@@ -429,3 +441,7 @@ class Task:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _encoded(part: str | bytes | None) -> bytes | None:
+    return part.encode() if isinstance(part, str) else part

@@ -54,7 +54,7 @@ PRODUCER_LIMIT = (
 def size_of_record(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()) -> int:
     """Bytes of a record's key, value and headers."""
     size = len(key or b"") + len(value or b"")
-    return size + sum(len(name) + len(of or b"") for name, of in headers) if headers else size
+    return size + sum(len(name.encode()) + len(of or b"") for name, of in headers) if headers else size
 
 
 def too_large(key: bytes | None, size: int, limit: int | None, hint: str, **where: object) -> InvalidError:

@@ -381,7 +381,13 @@ def test_output_is_refused_as_by_a_broker() -> None:
     ways: dict[bytes, Callable[[Task], None]] = {
         b"text": lambda task: task.produce("out", "é", "é", headers=[("a", "é")]),  # type: ignore[arg-type,list-item]
         b"large": lambda task: task.produce("out", b"a", b"x" * 1_000_000),
+        b"letters": lambda task: task.produce("out", b"a", cast("Any", "é" * 500_000)),
+        b"half": lambda task: task.produce("out", b"a", cast("Any", "\ud800")),
+        b"half of a name": lambda task: task.produce("out", b"a", b"", headers=[("\ud800", b"")]),
         b"topic": lambda task: task.produce("no such topic!", b"a", b"x"),
+        b"no topic": lambda task: task.produce(cast("Any", None), b"a", b"x"),
+        b"empty topic": lambda task: task.produce("", b"a", b"x"),
+        b"bytes as topic": lambda task: task.produce(cast("Any", b"out"), b"a", b"x"),
         b"headers": lambda task: task.produce("out", b"a", b"x", headers={"a": b"x"}),  # type: ignore[arg-type]
         b"name": lambda task: task.produce("out", b"a", b"x", headers=[(cast("Any", b"a"), b"x")]),
         b"lists": lambda task: task.produce("out", b"a", b"x", headers=[["a", b"x"]]),  # type: ignore[list-item]
@@ -391,6 +397,7 @@ def test_output_is_refused_as_by_a_broker() -> None:
         b"header": lambda task: task.produce("out", b"a", b"x", headers=[("a", cast("Any", 5))]),
         b"bool": lambda task: task.produce("out", b"a", b"x", partition=True),
         b"partition": lambda task: task.produce("out", b"a", b"x", partition=cast("Any", "0")),
+        b"number": lambda task: task.produce("out", b"a", b"x", partition=1 << 31),
     }
 
     def process(task: Task, message: Message) -> None:
@@ -404,8 +411,17 @@ def test_output_is_refused_as_by_a_broker() -> None:
 
     (text,) = run("text")
     assert (text.key, text.value, text.headers) == ("é".encode(), "é".encode(), (("a", "é".encode()),))
-    with pytest.raises(InvalidError, match="a record of 1000001 bytes is larger than the 999964"):
-        run("large")
+    for odd in ("large", "letters"):
+        with pytest.raises(InvalidError, match="a record of 1000001 bytes is larger than the 999964") as large:
+            run(odd)
+        assert (large.value.where["topic"], large.value.where["input"]) == ("out", "orders-0 offset 0")
+        assert "offset" not in large.value.where
+    for odd in ("half", "half of a name"):
+        with pytest.raises(InvalidError, match="surrogate"):
+            run(odd)
+    for odd in ("no topic", "empty topic", "bytes as topic"):
+        with pytest.raises(TypeError, match="a topic must be its name"):
+            run(odd)
     with pytest.raises(InvalidError, match="Invalid topic"):
         run("topic")
     for odd in ("headers", "name"):
@@ -413,7 +429,7 @@ def test_output_is_refused_as_by_a_broker() -> None:
             run(odd)
     (listed,) = run("lists")
     assert listed.headers == (("a", b"x"),)
-    for odd in ("key", "value", "mutable", "header", "bool", "partition"):
+    for odd in ("key", "value", "mutable", "header", "bool", "partition", "number"):
         with pytest.raises(TypeError, match="the topic out must be"):
             run(odd)
     assert len(run("large", **{"kafka.message.max.bytes": 3_000_000})) == 1
