@@ -103,7 +103,7 @@ class ProcessorRun:
         self.processor.close()
         handle.phase = CLOSED
         # 5. TTL
-        delete_expired(batch, list_prefixes(handle.declared.values()))
+        delete_expired(batch, list_prefixes(self.variables.values()))
 
     def _times(self, batch: Batch, context: StateContext) -> TimerValues:
         if self.time_mode == "none" and not isinstance(self.processor, GroupFunction):

@@ -170,6 +170,18 @@ def test_elements_of_a_list_expire_one_by_one(task: Task) -> None:
     assert task.job.changelog == {}
 
 
+def test_a_list_that_init_does_not_declare_any_more_expires(task: Task) -> None:
+    """Its bounds expire with its elements, so a version that declares it again appends to an empty list."""
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        return processor.states.appendValue((1,))
+
+    declare = lambda handle: handle.getListState("list", NUMBER, 100)  # noqa: E731
+    task.batch(Scripted(declare, act), [("a", 1)], 1000)
+    task.batch(Scripted(value(), lambda *_: None), [("a", 1)], 1100)
+    assert task.job.changelog == {}
+
+
 def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
     """A list may have more elements than one read returns."""
 
