@@ -134,7 +134,14 @@ class Store(Generic[K, V]):
         return self._items(*self._bounds(start, end))
 
     def prefix(self, prefix: bytes) -> Items[K, V]:
-        """Items whose key's bytes start with ``prefix``, in order, as of now."""
+        """Items whose key's bytes start with ``prefix``, in order, as of now. Raises: InvalidError (not bytes)."""
+        if not isinstance(prefix, bytes):
+            raise InvalidError(
+                f"a prefix is bytes, not {type(prefix).__name__}",
+                hint="encode it as the key serde does",
+                task=self._open.identity.task,
+                store=self.name,
+            )
         return self._items(prefix, after_prefix(prefix))
 
     def statistics(self) -> Mapping[str, float]:

@@ -137,6 +137,7 @@ class WriteBuffer:
         batches, so that memory stays bounded and the change buffer can move to disk as usual. After an error some of
         the keys are deleted, both in the store and in the change buffer, and the call may be repeated.
         """
+        self._check_bounds(start, end)
         self.flush()
         try:
             if self._changes is None:
@@ -158,6 +159,7 @@ class WriteBuffer:
 
         Reading an item may raise CorruptFile, which the caller passes to :attr:`give_up`.
         """
+        self._check_bounds(start, end)
         self.flush()
         try:
             return self._local.scan(start, end)
@@ -214,6 +216,10 @@ class WriteBuffer:
 
     def _too_large(self, key: bytes, size: int) -> InvalidError:
         return too_large(key, size, self._most_bytes, self._smaller, **self._where)
+
+    def _check_bounds(self, *bounds: bytes | None) -> None:
+        if not are_all(bytes | None, bounds):
+            raise self._not_bytes()
 
     def _not_bytes(self) -> InvalidError:
         return InvalidError(

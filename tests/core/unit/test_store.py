@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,22 @@ def test_leaving_the_block_closes_a_scan(open_one: Open) -> None:
     job.opened.close()
     with pytest.raises(ClosedError):
         next(half)
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "memory"])
+@pytest.mark.parametrize("odd", ["a", bytearray(b"a"), 5])
+def test_bounds_that_are_not_bytes_are_refused(open_one: Open, kind: str, odd: Any) -> None:
+    """In each kind of store, and nothing is deleted."""
+    store = open_one(type=kind).store
+    store.put(b"a", b"1")
+    for call in (store.range, store.delete_range):
+        for bounds in ((odd, None), (None, odd)):
+            with pytest.raises(InvalidError, match="not bytes"):
+                call(*bounds)
+    for prefix in (odd, None):
+        with pytest.raises(InvalidError, match="a prefix is bytes"):
+            store.prefix(prefix)
+    assert store.get(b"a") == b"1"
 
 
 def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
