@@ -2,7 +2,8 @@
 changelog.
 
 Reads see gathered changes at once. Each batch goes to the local store first and to the change buffer right after it, so
-that both have the same changes whatever fails.
+that both have the same changes whatever fails. A signal may raise an exception in between: the batch then stays gathered,
+and is written to both again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
-from statemgr.errors import ClosedError, CorruptFile, InvalidError, LocalStateLost, MissingFile
+from statemgr.errors import ClosedError, CorruptFile, InvalidError, LocalStateLost, MissingFile, StatemgrError
 from statemgr.local.change_buffer import ChangeBuffer
 from statemgr.model.commit import Change, are_all, size_of
 from statemgr.model.record_size import too_large
@@ -200,17 +201,22 @@ class WriteBuffer:
             self._pending.update(changes)
             self._pending_bytes += size
 
-    def _apply(self, changes: Mapping[bytes, bytes | None]) -> None:
+    def _apply(self, changes: dict[bytes, bytes | None]) -> None:
         """Write one batch. Nothing else may be pending before it."""
+        after_error, self._pending = self._pending, changes
         try:
             self._local.write(changes.items())
+            after_error = {}
             self._keys_written += len(changes)
-            self._pending = {}
-            self._pending_bytes = 0
             if self._changes is not None:
                 self._changes.extend(changes)
-        except (CorruptFile, MissingFile) as error:
-            raise self.give_up(error) from error
+        except StatemgrError as error:
+            self._pending = after_error
+            if isinstance(error, CorruptFile | MissingFile):
+                raise self.give_up(error) from error
+            raise
+        self._pending = {}
+        self._pending_bytes = 0
         if self._changes is not None and self._on_much is not None and self._changes.has_unfrozen(self._much):
             self._on_much()
 

@@ -12,7 +12,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.errors import ClosedError, DiskFull, InvalidError
-from statemgr.local.change_buffer import _Generation
+from statemgr.local.change_buffer import ChangeBuffer, _Generation
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from statemgr.model.segment import MAX_VALUE_SIZE
@@ -188,6 +188,32 @@ def test_a_full_disk_loses_nothing_that_was_gathered(open_one: Open, monkeypatch
     job.store.put(b"d", b"1")
     job.publish(job.freeze())
     assert job.changelog == dict(job.store.range()) == dict.fromkeys((b"a", b"b", b"c", b"d"), b"1")
+
+
+@pytest.mark.parametrize("owner", [RocksDbStore, ChangeBuffer])
+def test_a_signal_in_a_write_leaves_no_difference(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch, owner: type[RocksDbStore | ChangeBuffer]
+) -> None:
+    """Invariant 3: a signal's exception that ends a write after the database has the batch does not keep it from the
+    changelog."""
+    job = open_one(write_batch_size=100)
+    name = "write" if owner is RocksDbStore else "extend"
+    step = getattr(owner, name)
+
+    def interrupted(self: object, changes: object) -> None:
+        if owner is RocksDbStore:
+            step(self, changes)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            job.store.put_many([(b"%d" % i, b"1") for i in range(200)])
+    assert job.opened.changed
+    assert job.store.get(b"7") == b"1"
+    job.publish(job.freeze())
+    assert job.changelog == dict(job.store.range())
+    assert len(job.changelog) == 200
 
 
 # --- deleted ranges ------------------------------------------------------------------------------------------------
