@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from statemgr.errors import CorruptBlob, CorruptFile
 from statemgr.local import durable
 from statemgr.model.commit import Change, StoreSession, size_of
 from statemgr.model.segment import read_segment, verify_segment, write_segment
@@ -122,7 +123,10 @@ class _Generation:
             translated("cannot read the changes since the last commit", self._path),
             durable.open_file(self._path) as file,
         ):
-            yield from read_segment(file, os.fspath(self._path))
+            try:
+                yield from read_segment(file)
+            except CorruptBlob as error:
+                raise CorruptFile(error.message, path=self._path) from error
 
 
 class FrozenChanges:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.errors import CorruptError, DiskFull
+from statemgr.errors import CorruptFile, DiskFull
 from statemgr.local import change_buffer
 from statemgr.local.change_buffer import ChangeBuffer, FrozenChanges
 
@@ -167,7 +167,8 @@ def test_one_change_above_the_budget(spill: Path) -> None:
 
 
 def test_altered_spill_file_is_an_error(spill: Path) -> None:
-    """Altered bytes in a spill file raise an error, so that they never reach a changelog."""
+    """Altered bytes in a spill file raise the error of a local file: they never reach a changelog, and the task is
+    opened again."""
     buffer = ChangeBuffer(spill, 0)
     buffer.put(b"a", b"1" * 1000)
     frozen = buffer.freeze()
@@ -175,7 +176,7 @@ def test_altered_spill_file_is_an_error(spill: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CorruptError):
+    with pytest.raises(CorruptFile):
         list(frozen)
     buffer.close()
 
