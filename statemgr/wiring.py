@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import cache, partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.util import Finalize
@@ -140,8 +141,7 @@ class _Wiring:
         self._config, self._clock, self._ids, self._executors = config, clock, ids, executors
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
-        self._to_close: list[Callable[[], None]] = []
-        self._backends: list[StateBackend] = []
+        self._adapters, self._backends = ExitStack(), ExitStack()
         with translated("cannot use state.dir", config.state_dir):
             job = durable.check_private(config.state_dir, config.job_name, config.job_id)
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
@@ -177,7 +177,7 @@ class _Wiring:
 
         def opened() -> C:
             made = make()
-            self._to_close.append(made.close)
+            self._adapters.callback(made.close)
             return made
 
         return self._once(name, opened)
@@ -216,7 +216,8 @@ class _Wiring:
 
         def make() -> StateBackend:
             loaded = _load(factory)
-            self._backends.append(backend := self._of(factory, lambda: loaded(self.services), StateBackend))
+            backend = self._of(factory, lambda: loaded(self.services), StateBackend)
+            self._backends.callback(backend.close)
             return backend
 
         return self._once(f"backend {factory}", make)
@@ -251,15 +252,18 @@ class _Wiring:
             blobs.close()
 
     def _close(self) -> None:
-        """Close running work and backends, which use adapters, and then the adapters, newest first."""
-        self._executors.close()
-        with self._lock:
-            while self._backends:
-                self._backends.pop().close()
-            while self._to_close:
-                self._to_close.pop()()
-            self._made.clear()
-        self._scratch.close()
+        """Close running work and backends, which use adapters, and then the adapters, newest first. An error of one
+        leaves no other open."""
+        with ExitStack() as closing:
+            closing.callback(self._scratch.close)
+            closing.callback(self._close_made)
+            self._executors.close()
+
+    def _close_made(self) -> None:
+        with self._lock, ExitStack() as closing:
+            closing.callback(self._made.clear)
+            closing.callback(self._adapters.close)
+            closing.callback(self._backends.close)
 
 
 def _open_store(store: StoreConfig, directory: Path, read_first: bool) -> LocalStore:

@@ -217,9 +217,15 @@ class AssignedTasks:
                 owned.opening.add_done_callback(_close_opened)
         if len(closing) < len(leaving):
             self._fencer.submit(_nothing).result()  # what waits before this leaves out tasks that are lost
+
+        def close(task: Task) -> None:
+            task.close(leave_copies=not hurried())
+
         if closing:
             with self._services.executors.pool("close", _CLOSED_TOGETHER) as pool:
-                list(pool.map(lambda task: task.close(leave_copies=not hurried()), closing))
+                ended = [pool.submit(close, task) for task in closing]
+            for one in ended:  # an error of one leaves no other open
+                one.result()
 
     def _leave(self, index: int) -> AssignedTask | None:
         """Forget a task. Returns: None if this member does not own it."""

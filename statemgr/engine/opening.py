@@ -115,9 +115,10 @@ class TaskOpener:
 
     def close(self) -> None:
         """Close every task without a commit, and release the IDs that no opening has used."""
-        for task in list(self._fenced):
-            self._release(task)
-        self._tasks.close()
+        with ExitStack() as closing:
+            closing.callback(self._tasks.close)
+            for task in list(self._fenced):
+                closing.callback(self._release, task)
 
     def _open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         services, task = self.services, assignment.name
@@ -267,7 +268,8 @@ class OpenTasks:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close every open task without a commit."""
-        for assignment in list(self._assignments.values()):
-            if assignment.task is not None:
-                assignment.task.close()
+        """Close every open task without a commit, whatever becomes of the others."""
+        with ExitStack() as closing:
+            for assignment in list(self._assignments.values()):
+                if assignment.task is not None:
+                    closing.callback(assignment.task.close)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -181,10 +182,11 @@ def restore_task(
         running = {one.plan.store: pool.submit(one.restore_and_open) for one in restores}
     failed = [future for future in running.values() if future.exception() is not None]
     if failed:
-        for future in running.values():
-            if future not in failed:
-                future.result()[0].close()
-        failed[0].result()
+        with ExitStack() as closing:
+            closing.callback(failed[0].result)  # runs last, so no error of a close hides this one
+            for future in running.values():
+                if future not in failed:
+                    closing.callback(future.result()[0].close)
     opened = {store: future.result() for store, future in running.items()}
     return {store: found for store, (found, _) in opened.items()}, [restored for _, restored in opened.values()]
 

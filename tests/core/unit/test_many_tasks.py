@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Message
 
 from statemgr import JobConfig, StateManager, Task
+from statemgr.consumer import assigned_tasks
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.loop import ConsumerLoop
@@ -140,6 +141,30 @@ def test_tasks_close_together(config: JobConfig, monkeypatch: pytest.MonkeyPatch
             assert owned.restored()
         tasks.shut_down(lambda: False)
     assert not both.broken
+
+
+def test_a_task_that_fails_to_close_leaves_none_open(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebalance closes all tasks that leave, also after an error."""
+    closed: list[Any] = []
+
+    def close(task: Any, leave_copies: bool) -> None:
+        closed.append(task)
+        if len(closed) == 1:
+            raise UnavailableError("told to")
+
+    monkeypatch.setattr(assigned_tasks, "_CLOSED_TOGETHER", 1)
+    with StateManager(config) as manager:
+        consumer = config.consumer("group")
+        tasks = AssignedTasks(manager._services, manager, manager._inputs, consumer, ["in"], NO_PERMISSIONS)
+        for index in range(20):
+            opening: Future[Any] = Future()
+            opening.set_result(SimpleNamespace(close=partial(close, index)))
+            tasks._owned[index] = owned = AssignedTask(index, frozenset(), 1, opening, manager.clock, 1.0, 1.0)
+            assert owned.restored()
+        with pytest.raises(UnavailableError, match="told to"):
+            tasks.close()
+        tasks.shut_down(lambda: False)
+    assert closed == list(range(20))
 
 
 def test_commits_of_many_tasks_begin_in_several_turns(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:

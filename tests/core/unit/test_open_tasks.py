@@ -1,4 +1,4 @@
-"""Which tasks a process has open."""
+"""Which tasks a process has open, and that none stays open after an error. Needs no broker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,37 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from statemgr.engine.opening import Assignment, OpenTasks
-from statemgr.errors import InvalidError, OpeningCancelled
+from statemgr.errors import InvalidError, OpeningCancelled, RetryableError, UnavailableError
+from statemgr.flows.opening import restore
+from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.local.machine import SystemClock
+from statemgr.stores.open_store import OpenStore
+from statemgr.testing.memory_servers import MemoryServers
+from statemgr.transfer.transfer import Transfer
 from tests.commits import TASK
+
+CONFIG: dict[str, object] = {
+    "job.name": "orders",
+    "job.tasks": 3,
+    "task.backup.factories": ["blob-store"],
+    **{f"stores.{name}.value.serde": "bytes" for name in ("a", "b", "c")},
+}
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Task and store of each store that is closed. The close of store b of task 0 raises an error after that."""
+    seen: list[tuple[str, str]] = []
+    close = OpenStore.close
+
+    def failing(self: OpenStore) -> None:
+        close(self)
+        seen.append((self.identity.task, self.identity.store))
+        if seen[-1] == (TASK, "b"):
+            raise RetryableError("cannot remove a local directory")
+
+    monkeypatch.setattr(OpenStore, "close", failing)
+    return seen
 
 
 def test_what_gives_way_is_waited_for_until_it_has() -> None:
@@ -32,3 +60,52 @@ def test_what_gives_way_is_waited_for_until_it_has() -> None:
     tasks.forget(first)  # as an opening does that has failed, after its task was closed
     with pytest.raises(InvalidError, match="already open in this process"):
         tasks.claim(Assignment(TASK))
+
+
+def test_a_close_that_fails_leaves_nothing_open(servers: MemoryServers, closed: list[tuple[str, str]]) -> None:
+    """An error in the close of one task is raised when all others are closed."""
+    manager = servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition")
+    tasks = [manager.open_task(f"Partition {index}") for index in range(3)]
+    with pytest.raises(RetryableError, match="cannot remove"):
+        manager.close()
+    assert all(task.closed for task in tasks)
+    assert sorted(closed) == [(f"Partition {index}", name) for index in range(3) for name in "abc"]
+
+
+def test_a_restore_that_fails_closes_the_other_stores(
+    servers: MemoryServers, closed: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the restore is raised, and not that of a close after it."""
+    restore_and_open = restore._Restore.restore_and_open
+
+    def fail(self: restore._Restore) -> object:
+        if self.plan.store == "a":
+            raise UnavailableError("the blob store does not answer")
+        return restore_and_open(self)
+
+    monkeypatch.setattr(restore._Restore, "restore_and_open", fail)
+    with (
+        servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager,
+        pytest.raises(UnavailableError, match="does not answer"),
+    ):
+        manager.open_task(TASK)
+    assert sorted(closed) == [(TASK, "b"), (TASK, "c")]
+
+
+def test_an_adapter_that_fails_to_close_leaves_none_open(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the close of one adapter is raised when all others are closed."""
+    closed = []
+
+    def fail(self: Transfer) -> None:
+        raise RetryableError("told to")
+
+    monkeypatch.setattr(Transfer, "close", fail)
+    monkeypatch.setattr(ChangelogTopics, "close", lambda self: closed.append(self))
+    services = servers.services(servers.on_disk(servers.config, "one"))
+    changelog = services.changelog()
+    services.transfer()  # closed first
+    with pytest.raises(RetryableError, match="told to"):
+        services.close()
+    assert closed == [changelog]
