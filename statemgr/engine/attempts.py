@@ -89,13 +89,15 @@ class Attempt:
         restored: list[StoreRestore],
         compacted: Mapping[str, Collection[str]],
     ) -> None:
+        self.stores: Mapping[str, Store] = {
+            name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
+        }
         self.restored = restored
         self._compacted = compacted
         self._frozen: Mapping[str, FrozenStore] = {}
         self._host = host
         self._services = services = host.services
         self.attempt_id = services.ids.attempt_id()
-        host.attempts.add(self.attempt_id)
         self._directory: Path | None = None
         self._base = base
         self._open = stores
@@ -107,9 +109,7 @@ class Attempt:
         self._closed = False
         self._prepared = False
         self._segments: Mapping[str, tuple[int, int]] = {}
-        self.stores: Mapping[str, Store] = {
-            name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
-        }
+        host.attempts.add(self.attempt_id)
 
     @property
     def task(self) -> str:
@@ -290,14 +290,19 @@ def open_attempt(
     except DiskFull:
         _make_room(host, task, checkpoint, compacted)
         raise
-    if checkpoint is not None:
-        host.snapshots.start(stores, checkpoint)
-    host.sweep.start()
-    # the commit of this attempt makes the damaged backups again
-    damaged = {(factory, one.store) for one in restored for factory in one.damaged}
-    refill = epoch.refill.get(task, frozenset()) | damaged
-    base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
-    return Attempt(host, base, stores, restored, compacted)
+    with ExitStack() as undo:
+        for store in stores.values():
+            undo.callback(store.close)
+        if checkpoint is not None:
+            host.snapshots.start(stores, checkpoint)
+        host.sweep.start()
+        # the commit of this attempt makes the damaged backups again
+        damaged = {(factory, one.store) for one in restored for factory in one.damaged}
+        refill = epoch.refill.get(task, frozenset()) | damaged
+        base = CommitBase(task, epoch.layout, epoch.number, checkpoint, refill)
+        opened = Attempt(host, base, stores, restored, compacted)
+        undo.pop_all()
+    return opened
 
 
 def _needed_copies(

@@ -13,7 +13,15 @@ from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
-from statemgr.errors import DiskFull, FencedError, LocalStateLost, StatemgrError, StateUnreachable, UnavailableError
+from statemgr.errors import (
+    DiskFull,
+    FencedError,
+    LocalStateLost,
+    PrerequisiteMissing,
+    StatemgrError,
+    StateUnreachable,
+    UnavailableError,
+)
 from statemgr.flows.opening import by_need as flow
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
@@ -130,6 +138,21 @@ def closing_servers(servers: MemoryServers) -> Iterator[MemoryServers]:
         yield servers
     finally:
         servers.close()
+
+
+def test_an_attempt_that_cannot_be_made_leaves_no_store_open(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores are open when a serde turns out to be impossible on this machine."""
+
+    def fail(*_: object) -> None:
+        raise PrerequisiteMissing("the package fastavro is not installed")
+
+    with job.worker("second") as worker:
+        monkeypatch.setattr("statemgr.engine.attempts.value_serde", fail)
+        with pytest.raises(PrerequisiteMissing):
+            job.open(worker)
+        assert not list(Path(worker.config.state_dir).rglob("live/*"))
+        assert worker.host.attempts == set()
+        assert not next(iter(worker.host.shared._states.values()))._branches
 
 
 def test_batches_begin_before_the_state_is_here(job: Job, gate: Gate) -> None:
