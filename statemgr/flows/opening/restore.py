@@ -321,13 +321,17 @@ class _Restore:
                 shared.release(self._identity, state.state)
                 self._directories.discard(state.directory)
             raise
-        if shared is None:
-            self._discard_leftovers()
-            opened.stop_fetching = fetch_rest(
-                self._services, self._identity, state.state, state.state.fetch_rest, opened.give_up
-            )
-        else:
+        if shared is not None:
             opened.stop_fetching = partial(shared.release, self._identity, state.state)
+        else:
+            try:
+                self._discard_leftovers()
+                opened.stop_fetching = fetch_rest(
+                    self._services, self._identity, state.state, state.state.fetch_rest, opened.give_up
+                )
+            except BaseException:
+                opened.close()
+                raise
         return opened, StoreRestore(
             self.plan.store, factory, bytes_fetched=state.fetched,
             seconds=self._services.clock.elapsed() - started, reasons=self.plan.skipped,

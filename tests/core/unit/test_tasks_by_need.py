@@ -28,6 +28,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
+from statemgr.flows.opening import restore
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
@@ -120,6 +121,29 @@ def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: Memor
     with opened(servers, "third") as (_, task):
         assert [one.factory for one in task.restored] == ["local"]
         assert content(task) == state
+
+
+def test_an_opening_that_fails_late_leaves_no_store_open(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a store that is open cannot be fetched."""
+    publish(servers)
+    closed: list[str] = []
+    close = open_store.OpenStore.close
+
+    def fail(*_: object) -> None:
+        raise UnavailableError("told to")
+
+    monkeypatch.setattr(restore, "fetch_rest", fail)
+    monkeypatch.setattr(
+        open_store.OpenStore, "close", lambda self: (close(self), closed.append(self.identity.store))[0]
+    )
+    with (
+        servers.manager(servers.on_disk(servers.config, "second"), "kafka-partition") as manager,
+        pytest.raises(UnavailableError, match="told to"),
+    ):
+        manager.open_task(TASK)
+    assert closed == ["totals"]
 
 
 def test_a_store_that_was_not_whole_is_no_local_copy(
