@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from statemgr.backends.blobs.branches import Part
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
@@ -25,23 +26,32 @@ from statemgr.services import Services
 from statemgr.transfer.pool import Counter
 
 _PIECE = 1024 * 1024
+#: Blobs that are asked for before the next ones are listed.
+_CHUNK = 256
 
 
 def published_blob(services: Services) -> BlobInfo | None:
     """A blob below the job's prefix that has no TTL, so that some checkpoint references it or has done so."""
-    return next((blob for blob in _listed(services) if blob.expires_ms is None), None)
-
-
-def _listed(services: Services) -> list[BlobInfo]:
     if services.config.blob_uri is None:
-        return []
-    store, found = services.blobs(), []
-    for blob in list_blobs(store, f"{services.config.job_key}/"):
-        try:
-            found.append(blob if store.administration.listing_tells_ttl else store.stat(blob.blob_id))
-        except MissingBlob:
-            continue
-    return found
+        return None
+    store, found = services.blobs(), list[BlobInfo]()
+    listed = list_blobs(store, _prefix(services))
+    if store.administration.listing_tells_ttl:
+        return next((blob for blob in listed if blob.expires_ms is None), None)
+
+    def look(blob: BlobInfo) -> None:
+        if store.stat(blob.blob_id).expires_ms is None:
+            found.append(blob)
+
+    while not found and (some := list(islice(listed, _CHUNK))):
+        for error in services.transfer().for_each(some, look).values():
+            if not isinstance(error, MissingBlob):
+                raise error
+    return found[0] if found else None
+
+
+def _prefix(services: Services) -> str:
+    return f"{services.config.job_key}/"
 
 
 @dataclass
@@ -90,8 +100,8 @@ class BlobCopies:
         """Steps 1 and 2. Returns: the copies that may be used again."""
         store = self.target.blobs()
         now_ms, limit_ms = store.administration.time_ms(), shortest_grace_ms(self.target.config) // 4
-        found = {blob.blob_id: blob for blob in _listed(self.target) if blob.blob_id in wanted}
-        old = [name for name, blob in found.items() if now_ms - blob.modified_ms > limit_ms]
+        found = {blob.blob_id: blob for blob in list_blobs(store, _prefix(self.target)) if blob.blob_id in wanted}
+        old = {name for name, blob in found.items() if now_ms - blob.modified_ms > limit_ms}
         for error in self.target.transfer().delete_all(old).values():
             raise error
         return {name: blob for name, blob in found.items() if name not in old}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs.file import FileBlobStore
+from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch, read_attachment
+from statemgr.operations.copy.blobs import BlobCopies, published_blob
 from statemgr.phases import Phase, observed
-from statemgr.ports import BlobInfo
+from statemgr.ports import BlobInfo, no_progress
 from statemgr.reader import JobReader
+from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK, attempt, blob_files, commit, current, referenced, totals
 from tests.core.integration.test_scenarios_versions import job as old_job
@@ -95,6 +99,44 @@ def test_a_copy_of_what_older_software_wrote(kafka: KafkaServer, tmp_path: Path,
     assert done.exit_code == 0, done.output
     check_state(target, {b"a": b"1", b"b": b"2"})
     commit(target, {b"c": b"3"}, 3)
+
+
+def test_what_an_earlier_run_left_is_asked_for_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If listings tell no TTLs, the search for a published blob asks for several at a time and stops soon. What is used
+    again is known from the listing."""
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "new",
+            "kafka.bootstrap.servers": "none",
+            "blob.store.uri": f"memory://{tmp_path.name}",
+            "state.dir": str(tmp_path),
+            "stores.totals.type": "memory",
+        }
+    )
+    services = open_services(config)
+    names = [f"new/{config.job_id}/{number:04}" for number in range(1000)]
+    for number, name in enumerate(names):
+        services.blobs().put(name, b"-", ttl_days=None if number == 10 else 1)
+    asked: list[str] = []
+    both, original = threading.Barrier(2, timeout=30), MemoryBlobStore.stat
+
+    def stat(self: MemoryBlobStore, blob_id: str) -> BlobInfo:
+        asked.append(blob_id)
+        if blob_id in names[:2]:
+            both.wait()
+        return original(self, blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "stat", stat)
+    monkeypatch.setattr(MemoryBlobStore, "listing_tells_ttl", False)
+    found = published_blob(services)
+    assert found is not None
+    assert found.blob_id == names[10]
+    assert len(asked) < len(names)
+    asked.clear()
+    copies = {name: name for name in names}
+    moved, _ = BlobCopies(services, services, copies, dict.fromkeys(names, ())).run([], no_progress)
+    assert (moved.found, sorted(asked)) == (len(names), names)
+    services.close()
 
 
 @BACKENDS
