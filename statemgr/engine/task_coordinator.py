@@ -90,9 +90,9 @@ class TaskCoordinator(Coordinator):
     ) -> Checkpoint:
         record = self.published.records[self._task]
         assert record is not None
+        self.output.published(len(frozen.produced))  # first: whatever fails after it, no output is sent twice
         for name, part in frozen.stores.items():
             self._stores[name].acknowledged(part, prepared.stores[name].state_id)
-        self.output.published(len(frozen.produced))
         self._refill -= frozen.base.refill
         self.damage.repaired(frozen.base.refill)
         with self._metrics.phase("clean-up"):

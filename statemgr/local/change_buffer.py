@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -111,7 +112,8 @@ class _Generation:
     def drop(self) -> None:
         self.entries = None
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # close removes the directory
+                self._path.unlink()
 
     def __iter__(self) -> Iterator[Change]:
         entries = self.entries

@@ -2,8 +2,8 @@
 changelog.
 
 Reads see gathered changes at once. Each batch goes to the local store first and to the change buffer right after it, so
-that both have the same changes whatever fails. A signal may raise an exception in between: the batch then stays gathered,
-and is written to both again.
+that both have the same changes whatever fails. If a signal raises an exception in between, the batch stays gathered and
+is written to both again.
 """
 
 from __future__ import annotations

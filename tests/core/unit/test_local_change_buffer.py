@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -139,6 +140,22 @@ def test_beyond_the_budget_changes_are_in_files(spill: Path) -> None:
     buffer.acknowledge(frozen)
     assert list(spill.iterdir()) == []
     assert list(buffer.freeze()) == [(b"later", b"1")]
+    buffer.close()
+    assert not spill.exists()
+
+
+def test_a_file_that_cannot_be_removed_ends_no_commit(spill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes of a published commit are dropped even if their file stays until the end."""
+    buffer = ChangeBuffer(spill, 0)
+    buffer.put(b"a", b"1")
+
+    def fail(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        buffer.acknowledge(buffer.freeze())
+    assert list(buffer.freeze()) == []
     buffer.close()
     assert not spill.exists()
 

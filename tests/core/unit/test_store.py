@@ -194,7 +194,7 @@ def test_a_full_disk_loses_nothing_that_was_gathered(open_one: Open, monkeypatch
 def test_a_signal_in_a_write_leaves_no_difference(
     open_one: Open, monkeypatch: pytest.MonkeyPatch, owner: type[RocksDbStore | ChangeBuffer]
 ) -> None:
-    """Invariant 3: a signal's exception that ends a write after the database has the batch does not keep it from the
+    """Invariant 4: a signal's exception that ends a write after the database has the batch does not keep it from the
     changelog."""
     job = open_one(write_batch_size=100)
     name = "write" if owner is RocksDbStore else "extend"

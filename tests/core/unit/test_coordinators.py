@@ -1,4 +1,4 @@
-"""The owner of a whole job: what it does for many tasks at once. Needs no broker."""
+"""The owners of tasks and of whole jobs: failures of what follows a publish. Needs no broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.services import Services
+from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
-from tests.commits import attempt
+from tests.commits import TASK, attempt
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -59,3 +60,22 @@ def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: p
         epoch = epoch.after_publish()
         manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=checkpoints) for name in NAMES])
         assert not with_ttl(servers)
+
+
+def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protocol 1: published output is forgotten before anything else that may fail."""
+    servers.broker.create("out", 1)
+
+    def fail(*_: object) -> None:
+        raise OSError("told to")
+
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        task.store("totals").put(b"k", b"1")
+        task.produce("out", b"k", b"once")
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenStore, "acknowledged", fail)
+            with pytest.raises(OSError, match="told to"):
+                task.commit({"orders-0": 1})
+        task.commit({"orders-0": 2})
+    assert [entry.value for _, _, entry in servers.broker.committed("out")] == [b"once"]
