@@ -8,8 +8,9 @@
 
 Both are advisory file locks. The kernel releases them when a process dies in any way, and no reused process ID can pass
 for a living owner. But a process that is suspended, or whose disk hangs, keeps its locks. These directories hold a
-cache, so other processes then go on in ``aside``, without it. :class:`Scratch` is the simplest such directory:
-temporary files of each process.
+cache, so other processes then go on in ``aside``, without it. The signs of one process are links to one file, so it
+needs one descriptor for any number of roots. :class:`Scratch` is the simplest such directory: temporary files of each
+process.
 """
 
 from __future__ import annotations
@@ -57,13 +58,12 @@ class Owner:
         self._give_sign()
 
     def _give_sign(self) -> None:
-        self._descriptor = durable.open_regular(self._path, _FLAGS | os.O_EXCL)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        self._end = weakref.finalize(self, _end, self._path, self._descriptor, os.getpid())
+        self._file = _locked_file(self._path)
+        self._end = weakref.finalize(self, _end, self._path, os.getpid())
 
     def gives_sign(self) -> bool:
         """Whether other processes see that this owner lives: its file still exists."""
-        return _is_at(self._path, self._descriptor)
+        return _is_at(self._path, self._file.descriptor)
 
     def renew(self) -> None:
         """Create the file of the sign of life again if somebody deleted it. The caller holds the lock of the root.
@@ -74,22 +74,45 @@ class Owner:
             return
         with suppress(FileNotFoundError):
             os.unlink(self._path)
-        ended, before = self._end, self._descriptor
-        ended.detach()
+        self._end.detach()
         self._give_sign()
-        os.close(before)
 
     def close(self) -> None:
         """Give up the sign of life, so that others may remove what has this owner's name."""
         self._end()
 
 
-def _end(path: Path, descriptor: int, process: int) -> None:
+def _end(path: Path, process: int) -> None:
     # a forked child runs this too when it ends, and must not declare its parent dead
     if process == os.getpid():
         with suppress(OSError):
             os.unlink(path)
-    os.close(descriptor)
+
+
+class _LockedFile:
+    """A new file that is locked as long as this object, or its process, exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = durable.open_regular(path, _FLAGS | os.O_EXCL)
+        weakref.finalize(self, os.close, self.descriptor)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+
+#: (process, file system) → the file that the next sign of life there is a link to.
+_files: weakref.WeakValueDictionary[tuple[int, int], _LockedFile] = weakref.WeakValueDictionary()
+
+
+def _locked_file(path: Path) -> _LockedFile:
+    """The locked file of this process, with a link at ``path``. If there can be none, ``path`` is a new locked file."""
+    key = os.getpid(), os.stat(path.parent).st_dev
+    file = _files.get(key)
+    if file is not None and _is_at(file.path, file.descriptor):
+        with suppress(OSError):  # too many links, or a file system without links
+            os.link(file.path, path, follow_symlinks=False)
+            return file
+    file = _files[key] = _LockedFile(path)
+    return file
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

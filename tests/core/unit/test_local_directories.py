@@ -867,6 +867,32 @@ def test_ten_thousand_files(directories: StoreDirectories) -> None:
     assert len(os.listdir(directories.clone(adopted))) == 10_001
 
 
+def test_descriptors_do_not_grow_with_the_stores(tmp_path: Path) -> None:
+    """The signs of life of a process share a descriptor, however many stores it uses. Each one ends by itself."""
+    made = [directories_at(tmp_path / f"{task}" / f"{store}") for task in range(40) for store in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+    live = [directories.clone(None) for directories in made]
+    assert len(os.listdir("/proc/self/fd")) < before + 5
+    made[0].close()
+    for path in live:
+        directories_at(path.parent.parent).keep_only([])
+    assert [path for path in live if not path.exists()] == live[:1]
+
+
+def test_signs_of_life_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a file cannot have another link, the next sign of life is a file of its own."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(31, "Too many links")
+
+    monkeypatch.setattr(os, "link", full)
+    made = [directories_at(tmp_path / name) for name in "ab"]
+    live = [directories.clone(None) for directories in made]
+    for path in live:
+        directories_at(path.parent.parent).keep_only([])
+        assert path.exists()
+
+
 def test_closed_services_own_no_directories(tmp_path: Path) -> None:
     """The sign of life ends with the services, even while something still holds the directories object."""
     config = JobConfig.from_mapping(
