@@ -27,6 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 from statemgr import JobConfig, StateManager
 from statemgr.consumer.loop import ConsumerLoop
@@ -44,6 +45,7 @@ from statemgr.flows.opening import open_job
 from statemgr.flows.opening.restore import restore_task
 from statemgr.ids import IdSource, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local import shared_directories
 from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointKey
@@ -117,13 +119,19 @@ class _OfEachProcess:
         self._make = make
         self._of: dict[Process, Any] = {}
 
-    def __getattr__(self, name: str) -> Any:
+    def _own(self) -> Any:
         assert Scheduler.active is not None
         assert Scheduler.active.current is not None
         process = Scheduler.active.current.process
         if process not in self._of:
             self._of[process] = self._make()
-        return getattr(self._of[process], name)
+        return self._of[process]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own(), name)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._own()[key] = value
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,7 @@ class History:
                 mock.patch.object(open_job, "check_config", _checked_once()),
                 mock.patch.object(downloads, "processors", return_value=2),  # the same history on every machine
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
+                mock.patch.object(shared_directories, "_files", _OfEachProcess(WeakValueDictionary)),
             ):
                 self.scheduler.run(self._live)
         finally:
