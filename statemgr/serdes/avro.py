@@ -56,7 +56,8 @@ class AvroBody:
         schema: as fastavro's ``parse_schema`` gives it.
         ratio: bytes of memory that each byte of a value may take,
         free: in addition to this many bytes for any value.
-        named: members of a union of records are read as pairs of a full name and the fields.
+        named: for values that this software makes itself, which need no check. Members of a union of records are read
+            as pairs of a full name and the fields.
 
     Raises: any error of the parser, for what is not a schema.
     """
@@ -65,7 +66,7 @@ class AvroBody:
         self.schema = schema
         self._named = named
         self._weight = Weight(schema, ratio=ratio, free=free)
-        self._check = Checks().of(schema)
+        self._check = None if named else Checks().of(schema)
         self._is_logical = '"logicalType":' in json.dumps(schema)
 
     def encode(self, value: Any, header: bytes) -> bytes:

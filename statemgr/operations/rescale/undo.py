@@ -93,8 +93,9 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
     if (tasks := plan.before.tasks) != config.tasks:
         raise LayoutMismatch(
             f"the job has {counted(tasks, 'task')} now, but the configuration has job.tasks = {config.tasks}",
-            hint=f"if --undo was interrupted, the job may be back already. `statemgr rescale --tasks {tasks} --write` "
-            "only writes the configuration of the current tasks, and --undo then goes back from them",
+            hint="if an earlier command was interrupted, the job may be back already. "
+            f"`statemgr rescale --tasks {tasks} --write` only writes the configuration of the current tasks, and "
+            "`statemgr rescale --undo` then goes back from them",
             job=config.job_name,
         )
     return plan
