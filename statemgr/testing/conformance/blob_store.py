@@ -16,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -26,7 +28,7 @@ from statemgr.config import RetryPolicy
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
-from statemgr.ports import BlobStore, FileSlice, list_blobs
+from statemgr.ports import BlobStore, CopyingBlobStore, FileSlice, list_blobs
 
 _RETRIES = RetryPolicy(
     max_retries=10, max_duration_ms=30_000, backoff_ms=10, backoff_max_ms=500, factor=2.0, jitter=0.5
@@ -34,13 +36,19 @@ _RETRIES = RetryPolicy(
 
 
 def read(store: BlobStore, blob_id: str, offset: int = 0, length: int | None = None, step: int = 7) -> bytes:
-    """A blob's bytes, read in pieces of ``step``."""
+    """A blob's bytes, read in pieces of ``step``, and once more with ``copy_to`` into a file."""
     found = bytearray()
     buffer = memoryview(bytearray(step))
     with store.get(blob_id, offset, length) as reader:
         while size := reader.readinto(buffer):
             found += buffer[:size]
         assert reader.readinto(buffer) == 0
+    with TemporaryFile() as file, store.get(blob_id, offset, length) as reader:
+        at = 0
+        while copied := reader.copy_to(file.fileno(), at, step):
+            at += copied
+        file.seek(0)
+        assert copied is None or file.read() == found
     return bytes(found)
 
 
@@ -106,9 +114,9 @@ class BlobStoreSuite:
 
     def test_many_are_deleted_at_once(self, blobs: BlobStore) -> None:
         """A14: the same as one by one: blobs that never existed are no error, and no other blob is deleted."""
-        names = [f"many/{n:02}" for n in range(20)]
-        for name in [*names, "many/kept", "few/kept"]:
-            blobs.put(name, b"x", ttl_days=30)
+        names = [f"many/{n:03}" for n in range(150)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: blobs.put(name, b"x", ttl_days=30), [*names, "many/kept", "few/kept"]))
         for _ in range(2):
             assert blobs.delete_many([*names, "many/never", "never/was"]) == {}
         assert {info.blob_id for info in list_blobs(blobs, "")} == {"many/kept", "few/kept"}
@@ -120,7 +128,7 @@ class BlobStoreSuite:
         blobs.put("a/expires", b"expires", ttl_days=30)
         expires = blobs.stat("a/expires").expires_ms
         assert expires is not None
-        assert abs(expires - before - 30 * DAY_MS) < 60_000
+        assert expires == -1 or abs(expires - before - 30 * DAY_MS) < 60_000
         assert blobs.stat("a/kept").expires_ms is None
         for _ in range(2):
             blobs.remove_ttl("a/expires")
@@ -157,6 +165,8 @@ class BlobStoreSuite:
         for call in calls:
             with pytest.raises(InvalidError):
                 call()
+        with suppress(InvalidError):
+            assert isinstance(blobs.delete_many([name])[name], InvalidError)
         assert list(list_blobs(blobs, "")) == []
 
     def test_list_by_prefix(self, blobs: BlobStore) -> None:
@@ -177,9 +187,45 @@ class BlobStoreSuite:
         assert listed("none/") == listed("j/1/none") == []
         assert {info.blob_id: info.size for info in list_blobs(blobs, "j/")} == {n: i for i, n in enumerate(names[:5])}
 
+    def test_names_that_look_like_patterns(self, blobs: BlobStore) -> None:
+        """Wildcards of other software are characters like any other, and upper and lower case differ."""
+        names = ["P_x/a", "p%x/a", "p*x/a", "p_x/A", "p_x/a", "pax/a"]
+        for name in names:
+            blobs.put(name, name.encode(), ttl_days=30)
+        for name in names:
+            assert [info.blob_id for info in list_blobs(blobs, name)] == [name]
+            assert read(blobs, name) == name.encode()
+        assert sorted(info.blob_id for info in list_blobs(blobs, "p_x/")) == ["p_x/A", "p_x/a"]
+        blobs.delete("p_x/a")
+        assert sorted(info.blob_id for info in list_blobs(blobs, "")) == [name for name in names if name != "p_x/a"]
+
+    def test_a_copy_inside_the_store(self, blobs: BlobStore) -> None:
+        """A store that copies a blob by itself writes the same bytes, with a TTL."""
+        blobs.put("a/b", b"some bytes", ttl_days=None)
+        wanted = blobs.stat("a/b")
+        if not isinstance(blobs, CopyingBlobStore) or not blobs.copy_from(blobs, wanted, "c/d", ttl_days=3):
+            assert [info.blob_id for info in list_blobs(blobs, "c/")] == []
+            return
+        assert read(blobs, "c/d") == b"some bytes"
+        assert blobs.stat("c/d").expires_ms is not None
+        assert blobs.stat("a/b").expires_ms is None
+        blobs.delete("a/b")
+        assert read(blobs, "c/d") == b"some bytes"
+        with pytest.raises(MissingBlob):
+            blobs.copy_from(blobs, wanted, "c/e", ttl_days=3)
+
+    def test_all_of_the_port_is_there(self, blobs: BlobStore) -> None:
+        """What only some stores and commands call exists in every store."""
+        assert isinstance(blobs.checks_uploads, bool)
+        assert isinstance(blobs.administration.listing_tells_ttl, bool)
+        assert all(callable(method) for method in (blobs.administration.abandon, blobs.administration.fix))
+
     def test_the_stores_own_time(self, blobs: BlobStore) -> None:
-        """The store's clock is the one that blobs' times come from, to the second."""
-        before = blobs.administration.time_ms()
+        """The store's clock, if it tells it, is the one that blobs' times come from, to the second."""
+        try:
+            before = blobs.administration.time_ms()
+        except InvalidError:
+            return
         blobs.put("j/a", b"x", ttl_days=None)
         assert before - 2000 <= blobs.stat("j/a").modified_ms <= blobs.administration.time_ms() + 2000
         assert [info.blob_id for info in list_blobs(blobs, "")] == ["j/a"]
@@ -192,7 +238,8 @@ class BlobStoreSuite:
         known = {name: blobs.stat(name).expires_ms is not None for name in told}
         assert known == {"j/with": True, "j/without": False}
         assert not blobs.administration.listing_tells_ttl or told == known
-        assert list(blobs.administration.unfinished("j/")) == []
+        with suppress(InvalidError):
+            assert list(blobs.administration.unfinished("j/")) == []
 
     def test_listing_more_than_a_page(self, blobs: BlobStore) -> None:
         """A listing of more blobs than a server answers at once is whole."""

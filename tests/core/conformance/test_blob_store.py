@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +17,9 @@ from statemgr.blobs import names, open_blob_store
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
-from statemgr.errors import InvalidError
+from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
-from statemgr.ports import BlobStore, list_blobs
+from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, UnfinishedUpload, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from statemgr.testing.conformance.blob_store import read
 
@@ -37,6 +42,110 @@ class TestAStoreOfAnotherPackage(BlobStoreSuite):
         store = SqliteBlobStore(tmp_path / "blobs.db")
         yield store
         store.close()
+
+
+class Reticent(MemoryBlobStore):
+    """Knows neither when a TTL ends nor the time, and has no list of unfinished uploads."""
+
+    def stat(self, blob_id: str) -> BlobInfo:
+        info = super().stat(blob_id)
+        return info if info.expires_ms is None else replace(info, expires_ms=-1)
+
+    def time_ms(self) -> int:
+        raise InvalidError("the store does not tell its time")
+
+    def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
+        raise InvalidError("the store has no list of uploads")
+
+
+class TestAReticentStore(BlobStoreSuite):
+    """What the port leaves open is no fault."""
+
+    @pytest.fixture
+    def blobs(self) -> BlobStore:
+        """Return a store in memory."""
+        return Reticent(SystemClock())
+
+
+class OnlyReadinto(MemoryBlobStore):
+    """Its readers have one method."""
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        with super().get(blob_id, offset, length) as reader:
+            yield SimpleNamespace(readinto=reader.readinto)  # type: ignore[misc]
+
+
+class CopiesElsewhere(MemoryBlobStore):
+    """Its readers copy to the beginning of the file, whatever the offset."""
+
+    @contextmanager
+    def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
+        with super().get(blob_id, offset, length) as reader:
+            buffer = memoryview(bytearray(5))
+
+            def copy_to(fd: int, offset: int, size: int) -> int:
+                return os.pwrite(fd, buffer[: reader.readinto(buffer)], 0)
+
+            yield SimpleNamespace(readinto=reader.readinto, copy_to=copy_to)  # type: ignore[misc]
+
+
+class FewAtOnce(MemoryBlobStore):
+    """Deletes at most 25 blobs with a request."""
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        if len(blob_ids) > 25:
+            raise UnavailableError("too many names")
+        return super().delete_many(blob_ids)
+
+
+class Trusting(MemoryBlobStore):
+    """Checks no name when it deletes many."""
+
+    def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        return {}
+
+
+class LikeSql(MemoryBlobStore):
+    """Lists with SQL's LIKE, in which case is the same and ``_`` and ``%`` are wildcards."""
+
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        pattern = f"{re.escape(prefix).replace('_', '.').replace('%', '.*')}.*"
+        found = [info for info in super().list("", token).blobs if re.fullmatch(pattern, info.blob_id, re.IGNORECASE)]
+        return BlobPage(found, None)
+
+
+class FirstPage(MemoryBlobStore):
+    """Lists one page."""
+
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        return BlobPage(super().list(prefix, token).blobs, None)
+
+
+class WithoutFix(MemoryBlobStore):
+    """Lacks a method that only ``doctor`` calls."""
+
+    fix = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "test"),
+    [
+        (OnlyReadinto, lambda suite, store: suite.test_what_was_put_is_got(store, 7)),
+        (CopiesElsewhere, lambda suite, store: suite.test_what_was_put_is_got(store, 7)),
+        (FewAtOnce, lambda suite, store: suite.test_many_are_deleted_at_once(store)),
+        (Trusting, lambda suite, store: suite.test_hostile_names_are_refused(store, "a/../b")),
+        (LikeSql, lambda suite, store: suite.test_names_that_look_like_patterns(store)),
+        (FirstPage, lambda suite, store: suite.test_listing_more_than_a_page(store)),
+        (WithoutFix, lambda suite, store: suite.test_all_of_the_port_is_there(store)),
+    ],
+)
+def test_the_suite_rejects_wrong_stores(
+    wrong: type[MemoryBlobStore], test: Callable[[BlobStoreSuite, BlobStore], None]
+) -> None:
+    """A store with which restores or ``gc`` would fail does not pass."""
+    with pytest.raises((AssertionError, AttributeError, KeyError, UnavailableError)):
+        test(BlobStoreSuite(), wrong(SystemClock()))
 
 
 def test_a_repeated_put_of_the_same_bytes_is_done(blob_config: JobConfig) -> None:
