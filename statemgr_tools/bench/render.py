@@ -115,16 +115,24 @@ def _case(row: str) -> str:
     return row.partition("|")[2].partition("|")[0].strip()
 
 
-def summary(lines: Sequence[Line], must: Collection[str]) -> str:
-    """Return a sentence about the complete run."""
+def summary(lines: Sequence[Line], must: Collection[str], failed: Collection[str] = ()) -> str:
+    """Return a sentence about the complete run, in which the cases ``failed`` could not be measured."""
     missed = missed_cases(lines)
     required = sorted(set(missed) & set(must))
+    unknown = sorted(name for name in must if name not in missed and not _has_verdict(name, lines, failed))
     others = {name: by for name, by in missed.items() if name not in must}
-    parts = [f"must be reached and were not: {', '.join(required)}" if required else "all that must be reached were"]
+    parts = [f"must be reached and were not: {', '.join(required)}"] if required else []
+    parts += [f"must be reached and were not measured: {', '.join(unknown)}"] if unknown else []
+    parts = parts or ["all that must be reached were"]
     if others:
         parts.append(f"{len(others)} of the others missed (allowed: {MISSES_ALLOWED}): {', '.join(sorted(others))}")
         parts += [f"{name} by more than {MISS_ALLOWED:.0%}" for name, by in others.items() if by > MISS_ALLOWED]
     return "; ".join(parts)
+
+
+def _has_verdict(name: str, lines: Sequence[Line], failed: Collection[str]) -> bool:
+    verdicts = [line.result.reached for line in lines if line.result.case == name and line.result.target is not None]
+    return name not in failed and bool(verdicts) and None not in verdicts
 
 
 def missed_cases(lines: Sequence[Line]) -> dict[str, float]:

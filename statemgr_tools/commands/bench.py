@@ -136,7 +136,7 @@ def command(
             messages().print(f"note: {note}", markup=False)
     must = [case.name for case in chosen if case.must]
     if not as_json:
-        messages().print(render.summary(lines, must), markup=False)
+        messages().print(render.summary(lines, must, failed), markup=False)
     if failed or (session.full and set(render.missed_cases(lines)).intersection(must)):
         raise SystemExit(1)
 

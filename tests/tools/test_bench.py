@@ -10,6 +10,8 @@ import urllib.request
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,8 +19,9 @@ from statemgr.errors import ConfigError, InvalidError
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from statemgr_tools.bench import plain_s3, plots, records, registry, render
+from statemgr_tools.bench.cases import segments
 from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
-from statemgr_tools.bench.measure import interleaved, percentile
+from statemgr_tools.bench.measure import Series, interleaved, percentile
 from statemgr_tools.bench.proxy import FLIP_158, SlowProxy, fixed
 from statemgr_tools.bench.requests import kind_of
 from statemgr_tools.bench.result import NOT_AVAILABLE, Target, alone, compared, of_rounds
@@ -146,6 +149,30 @@ def test_the_summary_names_what_was_missed() -> None:
     assert "1 of the others missed (allowed: 3): store-calls" in text
     assert "store-calls by more than 25%" in text
     assert render.missed_cases(lines) == {"commit-idle": 1.0, "store-calls": 0.5}
+
+
+def test_the_summary_claims_only_what_was_measured() -> None:
+    """A required case that failed, that has no reference or of which there is no line is named as not measured."""
+    target = Target("at most", 1)
+    reached = [compared(name, 1.0, "s", "r", 1.0, target) for name in ("commit-idle", "peak-memory")]
+    without = compared("commit-bytes", 1.0, "s", "r", None, target)
+    must = {"commit-idle", "peak-memory"}
+    assert render.summary(reached, must) == "all that must be reached were"
+    assert render.summary([], must) == "must be reached and were not measured: commit-idle, peak-memory"
+    assert render.summary(reached, must, ["commit-idle"]) == "must be reached and were not measured: commit-idle"
+    assert render.summary([*reached, without], {"commit-bytes"}).endswith("not measured: commit-bytes")
+
+
+def test_a_small_commit_is_compared_with_its_own_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of ``commit-bytes`` are compared with those of as many updates as the commits of this size have."""
+    series = Series([{"seconds": 1.0, "bytes": 3000.0}])
+    monkeypatch.setattr(segments, "_of_sizes", lambda session: {"large": series})
+    task: Any = Mock()
+    with Session(Plan(work=tmp_path, scale=SMALL)) as session:
+        (line,) = segments.commit_bytes(session)
+        segments._update(session, task, Mock(records=10_000), 0)
+    (pairs,) = task.store.return_value.put_many.call_args.args
+    assert line.result.reference_value == sum(len(key) + len(value) for key, value in pairs) / 1e6
 
 
 def test_markdown_has_a_row_for_each_line() -> None:
