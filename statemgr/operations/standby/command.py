@@ -79,6 +79,9 @@ def _print_json(followed: Followed) -> None:
 
 
 def _print(followed: Followed) -> None:
+    if followed.waits:
+        say(f"{followed.task}: the topic has no checkpoint of the task yet")
+        return
     if followed.error is not None:
         show_error(f"{followed.task or 'checkpoint topic'}: {followed.error}", followed.error.hint)
         return

@@ -52,6 +52,11 @@ class Followed:
     seconds: float = 0.0
     error: StatemgrError | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the task has not committed yet, so that there is nothing to fetch."""
+        return self.task is not None and self.checkpoint is None
+
 
 class Follower:
     """Follows the checkpoints of ``tasks``, or of all tasks with a checkpoint if it is empty. One thread at a time.
