@@ -127,8 +127,17 @@ def plan_retained(
     Args:
         restore_factories: store → factories in order of preference. Other stores of the checkpoint are left out.
 
-    Raises: as :func:`plan_stores`.
+    Raises: MissingState if the checkpoint does not have a store, or no restore factory has a marker for it.
     """
+    for store in sorted(restore_factories.keys() - checkpoint.stores.keys()):
+        raise MissingState(
+            f"checkpoint {checkpoint.checkpoint_id} does not have the store {store!r}",
+            hint=f"it has: {', '.join(sorted(checkpoint.stores)) or 'none'}. A store that is not backed up is in no "
+            "checkpoint",
+            job=job,
+            task=record.task,
+            store=store,
+        )
     place = record.checkpoints.index(checkpoint)
     return plan_stores(
         checkpoint,

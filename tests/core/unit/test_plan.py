@@ -10,7 +10,7 @@ from statemgr.errors import MissingState, PermissionNeeded
 from statemgr.ids import CheckpointId
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, Marker
 from statemgr.model.jobs.permissions import Permissions
-from statemgr.model.plan import Successor, plan_files, plan_stores
+from statemgr.model.plan import Successor, plan_files, plan_retained, plan_stores
 from statemgr.model.snapshot import DirIndex
 from tests import model_samples as sample
 
@@ -93,6 +93,14 @@ def test_renamed_store_needs_both_permissions() -> None:
     for allowed in (Permissions(allow_new_stores=True), Permissions(allow_removed_stores=True)):
         with pytest.raises(PermissionNeeded):
             plan_stores(CHECKPOINT, {"renamed": BOTH}, durable={"renamed": True}, permissions=allowed)
+
+
+def test_a_reader_of_a_store_that_the_checkpoint_lacks_gets_no_permission() -> None:
+    """A reader opens no task. So nothing tells people to give the next opening a permission to lose state."""
+    with pytest.raises(MissingState, match="does not have the store 'cache'") as raised:
+        plan_retained(replace(sample.RECORD, checkpoints=(CHECKPOINT,)), CHECKPOINT, {"cache": BOTH}, job="orders")
+    assert "it has: totals" in str(raised.value.hint)
+    assert "permit" not in str(raised.value.hint)
 
 
 def test_store_without_backup_starts_empty_every_time() -> None:
