@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -123,6 +125,16 @@ class CommandLine(click.Group):
         arguments = _config_last(list(sys.argv[1:] if args is None else args))
         sys.exit(self._status(arguments, prog_name or "statemgr", extra))
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        """Also print the help."""
+        with _for_a_reader():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _for_a_reader():
+            return super().invoke(ctx)
+
     def _status(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
         try:
             result = super().main(arguments, prog_name, standalone_mode=False, **extra)
@@ -144,14 +156,32 @@ class CommandLine(click.Group):
             _debug(arguments)
             show_error(describe(error), error.hint, see(error))
             return error.exit_status
-        except BrokenPipeError:
-            # the reader of a pipe has ended (`| head`): nothing is wrong, and nothing more can be written
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except OSError as error:
             _debug(arguments)
             show_error(str(error))
             return 1
+
+
+@contextmanager
+def _for_a_reader() -> Iterator[None]:
+    """If the reader of a pipe has ended (`| head`), nothing is wrong, and nothing more can be written: end with 0.
+    Click and rich would end with 1."""
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise click.exceptions.Exit(0) from None
+    except BrokenPipeError:
+        look = select.poll()
+        for stream in (sys.stdout, sys.stderr):
+            look.register(stream.fileno(), 0)
+        ended = look.poll(0)
+        if not ended:
+            raise  # another pipe is broken
+        for descriptor, _ in ended:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        raise click.exceptions.Exit(0) from None
 
 
 def _config_last(arguments: list[str]) -> list[str]:

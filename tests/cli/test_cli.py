@@ -271,6 +271,16 @@ def _written(head: str, table: str, setting: re.Match[str]) -> Path:
     return path
 
 
+@pytest.mark.parametrize("words", ["--help", "gc --help", "explain", "config show"])
+def test_a_pipe_whose_reader_has_ended_is_no_error(run: Run, words: str) -> None:
+    """As with `| head -1`: click and rich, which print, would both make the exit status 1."""
+    read, write = os.pipe()
+    os.close(read)
+    found = subprocess.run([sys.executable, "-m", "statemgr", *words.split()], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (found.returncode, found.stderr) == (0, b"")
+
+
 # --- config -----------------------------------------------------------------------------------------------
 
 
