@@ -80,20 +80,24 @@ def scan_command(
     )
     shown, more = 0, False
     separator = "["
-    for task, key, value in entries:
-        if limit and shown == limit:
-            more = True
-            break
-        shown += 1
-        if call.as_json:
-            # one by one, because a store may be larger than the memory
-            click.echo(separator + json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False))
-            separator = ","
-        else:
-            click.echo(f"{task}\t{text(key)}\t{text(value)}")
-    if call.as_json:
-        click.echo("]" if shown else "[]")
-    elif more:
+    try:
+        for task, key, value in entries:
+            if limit and shown == limit:
+                more = True
+                break
+            shown += 1
+            if call.as_json:
+                # one by one, because a store may be larger than the memory
+                click.echo(separator + json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False))
+                separator = ","
+            else:
+                click.echo(f"{task}\t{text(key)}\t{text(value)}")
+    finally:
+        if separator == ",":
+            click.echo("]")  # what was printed before an error is JSON, too
+    if call.as_json and not shown:
+        click.echo("[]")
+    elif more and not call.as_json:
         say(f"note: stopped after {limit} keys; use --limit 0 to show all")
 
 

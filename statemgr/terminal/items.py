@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,14 +65,15 @@ def render(data: bytes, serde_name: str | Serde) -> Any:
 
 
 def _for_json(value: Any) -> Any:
-    """Turn what JSON does not have (bytes, dates) into text."""
+    """Turn what JSON does not have (bytes, dates, infinite numbers) into text."""
     if isinstance(value, dict):
         return {str(_for_json(key)): _for_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_for_json(item) for item in value]
     if isinstance(value, bytes):
         return render(value, "bytes")
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    is_own = value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+    return value if is_own else str(value)
 
 
 def text(value: Any) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import datetime
+import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from statemgr.cli.main import cli
 from statemgr.cli.store import parse, render, text
 from statemgr.errors import InvalidError
 from statemgr.serdes import Serde, avro_serde
 from statemgr.serdes import serde as serde_of
 from statemgr.stores.store import after_prefix
+from statemgr.testing.memory_servers import MemoryServers
+from tests.commits import TASK
+
+CONFIG: dict[str, object] = {"job.name": "orders", "stores.totals.value.serde": "bytes"}
 
 #: A key of the serde kafka-streams-window.
 WINDOW = b"ann\x00\x01" + b"\x80" + b"\x00" * 6 + b"\x07" + bytes(4)
@@ -68,6 +76,7 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
         (WINDOW, "kafka-streams-window", ["ann", 7, 0]),
         (WINDOW, "kafka-streams-window(string)", ["ann", 7, 0]),
         (b"\x82\x01\xc4\x01\xff\xa1a\x92\xc0\xc3", "msgpack", {"1": "0xff", "a": [None, True]}),
+        (b"\xcb\x7f\xf8" + b"\x00" * 6, "msgpack", "nan"),
         (_DATES.serialize(datetime.date(1970, 1, 2)), _DATES, "1970-01-02"),
     ],
 )
@@ -88,6 +97,20 @@ def test_values_are_shown_on_one_line() -> None:
     assert text("a") == "a"
     assert text("a\x1b[31m") == '"a\\u001b[31m"'
     assert text({"a": [1]}) == '{"a": [1]}'
+
+
+def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Path) -> None:
+    """The list is closed before the value that the serde cannot read, and the error is on the other stream."""
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put_many([(b"a", b"1"), (b"b", b"\xff")])
+        task.commit({"orders-0": 1})
+    file = tmp_path / "job.toml"
+    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_mapping().items()))
+    given = ["store", "scan", "totals", "--json", "--value-serde", "json", "--config", str(file)]
+    found = CliRunner().invoke(cli, given)
+    assert (found.exit_code, "--value-serde" in found.stderr) == (2, True)
+    assert [entry["value"] for entry in json.loads(found.stdout)] == [1]
 
 
 def test_the_end_of_a_prefix() -> None:
