@@ -225,13 +225,13 @@ class JobReader:
             whole: fetch everything first, because most of it will be read. Otherwise only those parts of a large store
                 in a blob store are fetched that something reads, when it does.
 
-        Raises: as :meth:`restore`. So do reads of a store that is not here as a whole.
+        Raises: ConfigError for an unknown name; as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
         with temporary_directory() as into:
             record = self.records().get(task)
             checkpoint = self._find(record, task, checkpoint_id)
             assert record is not None
-            config = self.config.stores[store]
+            config = self.config.store(store)
             opened = None if whole else self._open_by_need(record, checkpoint, store, into / "parts", progress)
             if opened is None:
                 self._restore(record, checkpoint, into, [store], None, progress)
@@ -277,13 +277,13 @@ class JobReader:
             record: of the store's task, from :meth:`retaining`.
             checkpoint: one of the record's. If it does not have the store, there are no items.
 
-        Raises: as :meth:`restore`.
+        Raises: ConfigError for an unknown name; as :meth:`restore`.
         """
+        config = self.config.store(store)
         if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
             return
         with temporary_directory() as into:
             self._restore(record, checkpoint, into, [store], None, no_progress)
-            config = self.config.stores[store]
             for batch in snapshot_batches(config.type, into / store, config.rocksdb, start, end, size):
                 yield live_items(batch, checkpoint, self._services.identity(record.task, store))
 
@@ -300,9 +300,10 @@ class JobReader:
     def changes(self, pair: Pair, store: str) -> Generator[KeyChange]:
         """The keys of a store that differ between two checkpoints, in key order. Reads no checkpoint topic.
 
-        Raises: MissingState, MissingBlob, CorruptError if a checkpoint cannot be restored; UnavailableError,
-        AccessDenied, DiskFull.
+        Raises: ConfigError for an unknown name; MissingState, MissingBlob, CorruptError if a checkpoint cannot be
+        restored; UnavailableError, AccessDenied, DiskFull.
         """
+        self.config.store(store)
         return compare(self._services, pair, store, no_progress)
 
     def close(self) -> None:

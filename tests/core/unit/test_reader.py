@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from statemgr import JobConfig
+from statemgr import JobConfig, JobReader
+from statemgr.errors import ConfigError
+from statemgr.flows.state_diff import Pair
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.reader import PartitionReader
 from statemgr.testing.clock import ControlledClock
@@ -65,3 +67,18 @@ def test_compaction_during_a_long_read(servers: MemoryServers, monkeypatch: pyte
         monkeypatch.setattr(MemoryConsumer, "consume", consume_late)
         assert log.read()[TASK].current.input_offsets == {"orders-0": 2}
     log.close()
+
+
+def test_a_store_that_the_job_does_not_have(servers: MemoryServers) -> None:
+    """Each way of reading refuses its name. Nothing would look like an empty store."""
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager:
+        manager.open_task(TASK).commit({"orders-0": 1})
+    with JobReader(config, services=servers.services) as reader:
+        record = reader.retaining()[0]
+        with pytest.raises(ConfigError, match="no store 'typo'"), reader.open_store(TASK, "typo"):
+            pass
+        with pytest.raises(ConfigError, match="no store 'typo'"):
+            next(reader.scan(record, record.current, "typo"))
+        with pytest.raises(ConfigError, match="no store 'typo'"):
+            reader.changes(Pair(record, record.current, record.current), "typo")
