@@ -12,7 +12,7 @@ from spark_integration.driver import Driver, Plan, RunStage
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location, own_locations
 from spark_integration.output_schema import can_be_local, to_arrow
-from spark_integration.outputs import FileOutput, KafkaOutput, Output
+from spark_integration.outputs import FileOutput, FormatOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
 from spark_integration.running import RunningQuery
@@ -189,6 +189,9 @@ class StatefulQuery:
         try:
             epoch = manager.acquire(**permissions)
             story.took_over(self.config, epoch)
+            in_transaction = isinstance(self._output, KafkaOutput)
+            if in_transaction or (isinstance(self._output, FormatOutput) and self._output.format == "kafka"):
+                story.sends_to_kafka(self.config.job_name, in_transaction=in_transaction)
             bound = None if prepared is None else prepared.bind(epoch.checkpoints)
             driver = Driver(self._plan(bound, run_stage), manager, epoch)
             manager.when_damaged(driver.repair)

@@ -90,6 +90,17 @@ def took_over(config: JobConfig, epoch: Epoch) -> None:
     )  # fmt: skip
 
 
+def sends_to_kafka(job: str, *, in_transaction: bool) -> None:
+    """Log which way the output records take."""
+    if in_transaction:
+        log.info("%s: output records are in Kafka once: the transaction that publishes the state sends them", job)
+    else:
+        log.info(
+            "%s: Spark sends the output records, to brokers that are not the job's: those of a sequence that is given "
+            "again are sent again", job,
+        )  # fmt: skip
+
+
 def restored(job: str, report: RestoreReport) -> None:
     """Log that an executor has restored a store from a backend."""
     why = "; ".join(f"{factory} was not used: {reason}" for factory, reason in report.reasons.items())

@@ -152,23 +152,38 @@ class StatefulWriter:
 
     def _of_format(self, path: str | None) -> Output:
         assert self._format is not None
-        options, job = dict(self._options), self._query.config.job_key
-        path = path or next((options.pop(name) for name in list(options) if name.lower() == "path"), None)
+        job, given = self._query.config.job_key, {name.lower(): value for name, value in self._options.items()}
+        options = {name: value for name, value in self._options.items() if name.lower() != "path"}
+        path = path or given.get("path")
         if self._format == "memory":
             if self._name is None:
                 raise InvalidError("the format memory needs a name for its view", hint=".queryName('totals')")
             return MemoryOutput(self._name, self._query.session())
         if self._format == "console":
-            truncate = options.get("truncate", "true") == "true"
-            return ConsoleOutput(int(options.get("numRows", 20)), truncate)
-        if self._format == "kafka" and options.get(_BROKERS, self._brokers) == self._brokers:
-            return KafkaOutput(options.get("topic"))
+            return ConsoleOutput(int(given.get("numrows", 20)), given.get("truncate", "true") == "true")
+        if self._format == "kafka":
+            return self._of_kafka(given)
         if self._format not in FILE_FORMATS:
             return FormatOutput(self._format, job, path, self._partition_by, options)
         if path is None:
             raise InvalidError(f"the format {self._format} needs a directory", hint=".start('file:///data/totals')")
         return FileOutput(path, self._format, job, self._partition_by, options)
 
-    @property
-    def _brokers(self) -> str:
-        return str(self._query.config.kafka_client("producer")["bootstrap.servers"])
+    def _of_kafka(self, options: dict[str, str]) -> Output:
+        """Records in the transaction of the state, unless the option names brokers that are not the job's."""
+        own = _addresses(str(self._query.config.kafka_client("producer")["bootstrap.servers"]))
+        named = _addresses(options.get(_BROKERS, "")) or own
+        if not (named <= own or own <= named):
+            return FormatOutput("kafka", self._query.config.job_key, None, (), options)
+        lost = sorted(name for name in options if name.startswith("kafka.") and name != _BROKERS)
+        if lost:
+            raise InvalidError(
+                f"the option {lost[0]} has no effect, because the job's own producer sends the records",
+                hint="remove the option; settings of the producer have the prefix kafka.producer. in the configuration",
+                option=lost[0],
+            )
+        return KafkaOutput(options.get("topic"))
+
+
+def _addresses(servers: str) -> set[str]:
+    return {address.strip().lower() for address in servers.split(",") if address.strip()}

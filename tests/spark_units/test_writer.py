@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from spark_integration.outputs import FormatOutput
+from spark_integration.outputs import ConsoleOutput, FormatOutput, KafkaOutput
 from spark_integration.query import StatefulQuery
 from spark_integration.writer import StatefulWriter
 from statemgr import JobConfig
+from statemgr.errors import InvalidError
 
 CONFIG = JobConfig.from_mapping(
     {"job.name": "orders", "kafka.bootstrap.servers": "one:9092,two:9092", "blob.store.uri": "memory://blobs"}
@@ -43,3 +44,25 @@ def test_the_last_sink_counts(first: str) -> None:
     call = getattr(writer().format("delta"), first)(write)
     assert output(call) is write or output(call).function is write
     assert isinstance(output(call.format("delta")), FormatOutput)
+
+
+@pytest.mark.parametrize("servers", ["two:9092, ONE:9092", "one:9092", "one:9092,two:9092,three:9092"])
+def test_records_for_the_brokers_of_the_job_are_in_its_transaction(servers: str) -> None:
+    """However the list of brokers is written. What only Spark's producer would follow is refused."""
+    call = writer().format("kafka").option("Topic", "out").option("Kafka.Bootstrap.Servers", servers)
+    assert output(call) == KafkaOutput("out")
+    with pytest.raises(InvalidError, match=r"kafka\.compression\.type has no effect"):
+        call.option("kafka.compression.type", "lz4").start()
+
+
+@pytest.mark.parametrize("servers", ["one:9093", "two:9092,three:9092"])
+def test_spark_sends_records_for_other_brokers(servers: str) -> None:
+    """With all options."""
+    call = writer().format("kafka").option("Kafka.Bootstrap.Servers", servers).option("kafka.compression.type", "lz4")
+    assert output(call).options == {"kafka.bootstrap.servers": servers, "kafka.compression.type": "lz4"}
+
+
+def test_names_of_options_have_no_case() -> None:
+    """As in Spark."""
+    assert output(writer().format("console").option("numrows", 5).option("TRUNCATE", False)) == ConsoleOutput(5, False)
+    assert output(writer().format("parquet").option("Path", "/data")).path == "/data"
