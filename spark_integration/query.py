@@ -146,7 +146,10 @@ class StatefulQuery:
         """
         unknown = sorted(set(permissions) - set(PERMISSIONS))
         if unknown:
-            raise InvalidError(f"start has no option {unknown[0]!r}", hint=f"it has {', '.join(PERMISSIONS)}")
+            raise InvalidError(
+                f"start has no option {unknown[0]!r}",
+                hint=f"set it with .option(), or choose one of {', '.join(PERMISSIONS)}",
+            )
         configure_logging(self.config)
         self.check_complete()
         self._check_input()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration.outputs import (
@@ -70,9 +71,10 @@ class StatefulWriter:
         self._output, self._format = None, source.lower()
         return self
 
-    def partitionBy(self, *cols: str) -> StatefulWriter:
-        """Set the columns whose values become directories."""
-        self._partition_by = cols
+    def partitionBy(self, *cols: str | Sequence[str]) -> StatefulWriter:
+        """Set the columns whose values become directories, or one list of them."""
+        names = cols[0] if len(cols) == 1 and not isinstance(cols[0], str) else cols
+        self._partition_by = tuple(map(str, names))
         return self
 
     # --- the query ------------------------------------------------------------------------------------------------
@@ -122,29 +124,51 @@ class StatefulWriter:
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    def start(self, path: str | None = None, **permissions: Unpack[PermissionFlags]) -> RunningQuery:
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,  # noqa: A002
+        outputMode: str | None = None,
+        partitionBy: str | Sequence[str] | None = None,
+        queryName: str | None = None,
+        **permissions: Unpack[PermissionFlags],
+    ) -> RunningQuery:
         """Start the query.
 
         Args:
             path: the directory, for formats that have one; also the option ``path``.
-            permissions: as for :meth:`StatefulQuery.start`.
+            format, outputMode, partitionBy, queryName: as the methods of these names.
+            permissions: as for :meth:`StatefulQuery.start`. Set options with :meth:`option`.
 
         Raises: InvalidError if the format needs something else; as :meth:`StatefulQuery.start`, and what the
             processor's ``init`` raises.
         """
+        self._set(format, outputMode, partitionBy, queryName)
         return self._start(self._of_format(path) if self._format else self._output, permissions)
 
     def toTable(
         self,
         tableName: str,
         format: str | None = None,  # noqa: A002
+        outputMode: str | None = None,
+        partitionBy: str | Sequence[str] | None = None,
+        queryName: str | None = None,
         **permissions: Unpack[PermissionFlags],
     ) -> RunningQuery:
         """Start the query with its output in a table, and create the table if needed. Raises: as :meth:`start`."""
-        kind = format or self._format
-        return self._start(
-            TableOutput(tableName, self._query.config.job_key, kind, self._partition_by, self._options), permissions
-        )
+        self._set(format, outputMode, partitionBy, queryName)
+        job = self._query.config.job_key
+        return self._start(TableOutput(tableName, job, self._format, self._partition_by, self._options), permissions)
+
+    def _set(self, kind: str | None, mode: str | None, columns: str | Sequence[str] | None, name: str | None) -> None:
+        if mode is not None:
+            self.outputMode(mode)
+        if columns is not None:
+            self.partitionBy(columns)
+        if kind is not None:
+            self.format(kind)
+        if name is not None:
+            self.queryName(name)
 
     def _start(self, output: Output | None, permissions: PermissionFlags) -> RunningQuery:
         query = self._query if output is None else self._query.output(output)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spark_integration.outputs import ConsoleOutput, FormatOutput, KafkaOutput
+from spark_integration.outputs import ConsoleOutput, FileOutput, FormatOutput, KafkaOutput, TableOutput
 from spark_integration.query import StatefulQuery
 from spark_integration.writer import StatefulWriter
 from statemgr import JobConfig
@@ -66,3 +66,13 @@ def test_names_of_options_have_no_case() -> None:
     """As in Spark."""
     assert output(writer().format("console").option("numrows", 5).option("TRUNCATE", False)) == ConsoleOutput(5, False)
     assert output(writer().format("parquet").option("Path", "/data")).path == "/data"
+
+
+def test_start_takes_the_arguments_of_spark() -> None:
+    """The same as the methods. Anything else is a permission, and is refused if there is none of its name."""
+    found = writer().start("/data", "parquet", "append", ["a", "b"], "totals", allow_new_stores=True)
+    assert found == (FileOutput("/data", "parquet", "orders/1", ("a", "b")), {"allow_new_stores": True})  # type: ignore[comparison-overlap]
+    found = writer().partitionBy(["a", "b"]).toTable("totals", format="parquet", outputMode="update", partitionBy="a")
+    assert found == (TableOutput("totals", "orders/1", "parquet", ("a",)), {})  # type: ignore[comparison-overlap]
+    with pytest.raises(InvalidError, match=r"no option 'header'.*\.option"):
+        StatefulWriter(StatefulQuery(CONFIG)).start("/data", format="csv", header=True)  # type: ignore[call-arg]
