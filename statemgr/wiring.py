@@ -56,7 +56,7 @@ def open_services(
 ) -> Services:
     """The services of one process for one job. Safe to use from many threads; close them when done."""
     use_memory(config.memory_bytes)
-    return _Wiring(config, clock or SystemClock(), ids or system_ids(), executors or Threads()).services
+    return _Wiring(config, clock, ids or system_ids(), executors or Threads()).services
 
 
 class WorkerProcesses:
@@ -137,8 +137,10 @@ def _work(work: Callable[..., T], *arguments: object) -> T:
 class _Wiring:
     """Makes each part once, when it is first asked for."""
 
-    def __init__(self, config: JobConfig, clock: Clock, ids: IdSource, executors: Executors) -> None:
+    def __init__(self, config: JobConfig, given: Clock | None, ids: IdSource, executors: Executors) -> None:
+        clock = given or SystemClock()
         self._config, self._clock, self._ids, self._executors = config, clock, ids, executors
+        self._shares_clock = given is not None
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
         self._adapters, self._backends = ExitStack(), ExitStack()
@@ -257,6 +259,8 @@ class _Wiring:
         with ExitStack() as closing:
             closing.callback(self._scratch.close)
             closing.callback(self._close_made)
+            if not self._shares_clock:
+                self._give_up()  # nobody waits any more for what still runs in the background
             self._executors.close()
 
     def _close_made(self) -> None:

@@ -143,6 +143,8 @@ class Worker(Generic[T]):
                 tell(log, Event.STOPPED, "%s: %s ended: %s", self._subject, what, error, level=logging.WARNING)
                 failures, pause_s = 0, None
             except Exception as error:
+                if self._closing:
+                    continue  # there is no next try, and nobody waits for it
                 failures += 1
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1))
                 if failures < TRIES:

@@ -40,11 +40,13 @@ class SystemClock:
 
     def __init__(self) -> None:
         self._given_up = False
+        self._sleep_over = threading.Event()
         self._leap_s = 0.0
 
     def give_up(self) -> None:
-        """End the work in progress: from now on each call of :meth:`monotonic` jumps ahead."""
+        """End the work in progress: from now on each call of :meth:`monotonic` jumps ahead. Sleeps end."""
         self._given_up = True
+        self._sleep_over.set()
 
     def time_ns(self) -> int:
         """Nanoseconds since the epoch."""
@@ -62,8 +64,8 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         """Wait ``seconds``; returns at once if they are not positive."""
-        if seconds > 0 and not self._given_up:
-            time.sleep(seconds)
+        if seconds > 0:
+            self._sleep_over.wait(seconds)
 
     def wait(self, changed: threading.Condition, seconds: float) -> bool:
         """Wait on a condition that is held."""

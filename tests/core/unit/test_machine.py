@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from statemgr.config import JobConfig
 from statemgr.ids import CheckpointId
 from statemgr.local import machine
 from statemgr.local.machine import SystemClock, moment, processors, system_ids
+from statemgr.wiring import open_services
 
 
 def test_clock_moves_on() -> None:
@@ -30,6 +33,27 @@ def test_only_deadlines_leap_when_work_is_given_up() -> None:
     assert clock.monotonic() > deadline
     assert 0 <= clock.elapsed() - begun < 60
     assert 0 <= (moment(clock).seconds_since(then) or 0) < 60
+
+
+def test_a_sleep_ends_when_work_is_given_up() -> None:
+    """J2.21: what sleeps before its next try does not delay the end of the process."""
+    clock = SystemClock()
+    sleeping = threading.Thread(target=clock.sleep, args=(3600,), daemon=True)
+    sleeping.start()
+    clock.give_up()
+    sleeping.join(30)
+    assert not sleeping.is_alive()
+
+
+def test_a_close_waits_for_no_try_in_the_background(tmp_path: Path) -> None:
+    """J2.21: work that nobody waits for ends when the services are closed, and is not tried again until then."""
+    services = open_services(JobConfig.from_mapping({"job.name": "j", "state.dir": str(tmp_path)}))
+    waiting = services.executors.worker("check", background=True).submit(services.clock.sleep, 3600)
+    closing = threading.Thread(target=services.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert waiting.done()
 
 
 def test_ids_are_unique() -> None:

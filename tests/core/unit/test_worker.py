@@ -120,6 +120,19 @@ def test_who_is_fenced_is_done(worker: Worker[Any], clock: Hurried, caplog: pyte
     assert [message for message in caplog.messages if "ended" in message]
 
 
+def test_work_that_a_close_breaks_off_has_not_failed(worker: Worker[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing in the log says that it will be tried again."""
+
+    def broken_off() -> bool:
+        while not worker.closing:
+            pass
+        return fail() is None
+
+    worker.wake("looking", broken_off)
+    worker.close()
+    assert caplog.messages == []
+
+
 def test_a_wake_in_between_is_not_lost(worker: Worker[Any]) -> None:
     """A wake during a call causes another call afterwards."""
     looking, go_on, looks = threading.Event(), threading.Event(), []
