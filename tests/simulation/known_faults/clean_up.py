@@ -127,15 +127,16 @@ def failed_ttl_removal_is_forgotten() -> Patches:
 @known
 def segments_of_retained_chains_are_deleted() -> Patches:
     """A clean-up deletes the segments that an evicted chain has, although a retained chain goes on with them."""
-    real = blob_clean_up.Cleaner._needs
+    real = blob_clean_up.Cleaner.clean_up
 
-    def needs(self: Any, identity: Any, markers: Any, *, missing_is_gone: bool = False) -> Any:
-        found = real(self, identity, markers, missing_is_gone=missing_is_gone)
-        if missing_is_gone or not found:
-            return found
-        return {marker: replace(one, blobs=()) for marker, one in found.items()}
+    class Grows(set[str]):
+        def __isub__(self, others: Any) -> Any:
+            return self
 
-    return [patch(blob_clean_up.Cleaner, "_needs", needs)]
+    def clean_up(self: Any, task: Any, evicted: Any, retained: Any, undeleted: Any) -> Any:
+        return real(self, task, evicted, retained, Grows(undeleted))
+
+    return [patch(blob_clean_up.Cleaner, "clean_up", clean_up)]
 
 
 @known

@@ -39,8 +39,10 @@ def fence_after_the_read() -> Patches:
         def __init__(self, log: Any, found: Any) -> None:
             self._log, self._found = log, [found]
 
-        def read(self, *args: Any, **more: Any) -> Any:
-            return self._found.pop() if self._found and not args else self._log.read(*args, **more)
+        def read(self, tasks: Any = None, **more: Any) -> Any:
+            if not self._found:
+                return self._log.read(tasks, **more)
+            return {task: record for task, record in self._found.pop().items() if tasks is None or task in tasks}
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._log, name)
