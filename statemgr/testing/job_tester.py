@@ -19,7 +19,7 @@ from statemgr.errors import InvalidError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.serdes import SERDES, SerdeLike
+from statemgr.serdes import SERDES, Serde, SerdeLike
 from statemgr.services import Services
 from statemgr.stores.store import Store
 from statemgr.testing.memory_clients import MemoryGroupConsumer
@@ -80,10 +80,9 @@ class JobTester:
         if not given.inputs:
             raise InvalidError("the job has no input topics to send to", hint="set task.inputs in its configuration")
         self._application = _Application(process, process_batch, on_open, key_serde, value_serde)
-        used = Application.of(given, **self._application._asdict())
-        self._serdes = {"key": used.key_serde, "value": used.value_serde}
         self._clock, self._broker = servers.clock, servers.broker
         self.config = self._given = given
+        self._serdes = self._input_serdes()
         self._members: list[_Member] = []
         self._count = _checked_members(members)
         self._broker.creates_topics = False
@@ -268,6 +267,7 @@ class JobTester:
             config = self._servers.restoring_from(backend)
         if process is not None or process_batch is not None:
             self._application = self._application._replace(process=process, process_batch=process_batch)
+        self._serdes = self._input_serdes()
         self.config = config
         self._start(self._count)
 
@@ -297,6 +297,10 @@ class JobTester:
         return next(number for number, member in enumerate(self._members) if wanted in member.manager.open.values())
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _input_serdes(self) -> Mapping[str, Serde[Any]]:
+        used = Application.of(self._given, **self._application._asdict())
+        return {"key": used.key_serde, "value": used.value_serde}
 
     def _encoded(self, what: str, given: Any) -> bytes | None:
         if given is None or isinstance(given, bytes):

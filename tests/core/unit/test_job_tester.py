@@ -461,6 +461,18 @@ def test_new_topics_come_with_a_restore() -> None:
         assert state(tester) == {b"a": b"12"}
 
 
+def test_a_new_serde_of_the_input_comes_with_a_restore() -> None:
+    """What is sent after the start is written with the serde with which the job reads it."""
+    seen: list[Any] = []
+    serde = "task.input.value.serde"
+    with JobTester({**CONFIG, serde: "string"}, lambda task, message: seen.append(message.value())) as tester:
+        tester.send("orders", "a", "1")
+        tester.stop()
+        tester.restore(settings={serde: "json"})
+        tester.send("orders", "a", {"n": 2})
+    assert seen == ["1", {"n": 2}]
+
+
 def test_the_servers_of_a_configuration_are_not_touched() -> None:
     """A production configuration works unchanged, but its servers and directories are not used."""
     given = {
