@@ -3,7 +3,7 @@
 Steps of :func:`verify_blobs`:
 
 1. read the checkpoint topic, and ask what the changelogs of the current checkpoints have lost; the chain and the index
-   of every store in every retained checkpoint name the blobs
+   of every store in every retained checkpoint name the blobs. Several tasks are read at a time
 2. ask the blob store for each blob: it must exist, have the size that was written, and have no TTL
 3. on request, read all blobs or a random sample of them, and compare the hashes
 4. if something is wrong, do step 1 again: a blob that no retained checkpoint needs any more is not reported, and for
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -25,13 +26,15 @@ from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import CorruptBlob, CorruptError, MissingError, StatemgrError
 from statemgr.flows.upkeep import lost_targets
-from statemgr.ids import task_index
+from statemgr.ids import CheckpointId, task_index
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord
 from statemgr.model.hashing import content_hash
 from statemgr.ports import Progress
 from statemgr.services import Services
 
 T = TypeVar("T")
+#: Tasks that are read at a time. The catalogue remembers an index for each, whatever its size.
+_PARALLELISM = 8
 #: Blobs that are checked before progress is reported.
 _CHUNK = 256
 #: Lost changelogs that are named.
@@ -89,11 +92,15 @@ class _Use:
     stored: int
     task: str
     store: str
-    checkpoint_id: str
+    checkpoint_id: CheckpointId
     oldest_ms: int
 
     def finding(self, ref: BlobRef, problem: str) -> Finding:
-        return Finding(ref.blob_id, problem, self.task, self.store, self.checkpoint_id)
+        return Finding(ref.blob_id, problem, self.task, self.store, str(self.checkpoint_id))
+
+    def merged(self, other: _Use) -> _Use:
+        newest = other if other.checkpoint_id > self.checkpoint_id else self
+        return replace(newest, oldest_ms=min(self.oldest_ms, other.oldest_ms))
 
 
 @dataclass
@@ -102,8 +109,12 @@ class _Needed:
     some of the blobs."""
 
     uses: dict[BlobRef, _Use] = field(default_factory=dict)
-    damaged: list[Finding] = field(default_factory=list)
-    needed_by: dict[str, dict[str, None]] = field(default_factory=dict)
+    damaged: dict[str, Finding] = field(default_factory=dict)
+    needed_by: dict[str, set[CheckpointId]] = field(default_factory=dict)
+
+    def use(self, ref: BlobRef, use: _Use) -> None:
+        known = self.uses.get(ref)
+        self.uses[ref] = use if known is None else known.merged(use)
 
 
 def verify_blobs(
@@ -134,7 +145,7 @@ def verify_blobs(
         checkpoints=sum(len(record.checkpoints) for record in records),
         blobs=len({ref.blob_id for ref in needed.uses}),
         size=sum(use.stored for use in needed.uses.values()),
-        damaged=needed.damaged,
+        damaged=list(needed.damaged.values()),
         lost=list(islice(lost_backups(services, records), _MOST_LOST)),
     )
     uses = {ref: use for ref, use in needed.uses.items() if only is None or ref.blob_id in only}
@@ -170,41 +181,51 @@ def lost_backups(services: Services, records: Iterable[CheckpointRecord]) -> Ite
 
 def _needed(services: Services, records: Iterable[CheckpointRecord], wanted: Collection[str] = ()) -> _Needed:
     """``wanted``: the blobs for which the checkpoints that need them are noted."""
-    catalogue = Catalogue(services.transfer)
-    needed = _Needed(needed_by={blob_id: {} for blob_id in wanted})
-    for record in records:
-        for checkpoint in record.checkpoints:  # the newest first
-            for store, parts in _stores(services, catalogue, record.task, checkpoint):
-                try:
-                    for ref, stored in parts:
-                        _use(needed.uses, ref, stored, record.task, store, checkpoint)
-                        if ref.blob_id in needed.needed_by:
-                            needed.needed_by[ref.blob_id][str(checkpoint.checkpoint_id)] = None
-                except (MissingError, CorruptError) as error:
-                    blob_id = str(error.where.get("blob", ""))
-                    if blob_id in needed.needed_by:
-                        needed.needed_by[blob_id][str(checkpoint.checkpoint_id)] = None
-                    finding = Finding(blob_id, error.message, record.task, store, str(checkpoint.checkpoint_id))
-                    if all(finding.blob_id != known.blob_id for known in needed.damaged):
-                        needed.damaged.append(finding)
+    needed = _Needed(needed_by={blob_id: set() for blob_id in wanted})
+    read = partial(_needed_by_task, services, Catalogue(services.transfer), frozenset(wanted))
+    with services.executors.pool("search", _PARALLELISM) as pool:
+        for of_task in pool.map(read, records):
+            for ref, use in of_task.uses.items():
+                needed.use(ref, use)
+            for blob_id, finding in of_task.damaged.items():
+                needed.damaged.setdefault(blob_id, finding)
+            for blob_id, checkpoints in of_task.needed_by.items():
+                needed.needed_by[blob_id] |= checkpoints
+    return needed
+
+
+def _needed_by_task(
+    services: Services, catalogue: Catalogue, wanted: frozenset[str], record: CheckpointRecord
+) -> _Needed:
+    needed = _Needed()
+    for store, checkpoint, parts in _stores(services, catalogue, record):
+        checkpoint_id = checkpoint.checkpoint_id
+        blob_ids: set[str] = set()
+        try:
+            for ref, stored in parts:
+                needed.use(ref, _Use(stored, record.task, store, checkpoint_id, checkpoint_id.millis))
+                blob_ids.add(ref.blob_id)
+        except (MissingError, CorruptError) as error:
+            blob_id = str(error.where.get("blob", ""))
+            blob_ids.add(blob_id)
+            needed.damaged.setdefault(blob_id, Finding(blob_id, error.message, record.task, store, str(checkpoint_id)))
+        for blob_id in blob_ids & wanted:
+            needed.needed_by.setdefault(blob_id, set()).add(checkpoint_id)
     return needed
 
 
 def _stores(
-    services: Services, catalogue: Catalogue, task: str, checkpoint: Checkpoint
-) -> Iterator[tuple[str, Iterable[tuple[BlobRef, int]]]]:
-    for store, marker in sorted(checkpoint.state_checkpoint_markers.get(BLOB_STORE, {}).items()):
-        yield store, catalogue.needed(services.identity(task, store), marker)
-    yield "", ((one.blob, one.blob.size) for one in checkpoint.attachments if one.blob is not None)
-
-
-def _use(uses: dict[BlobRef, _Use], ref: BlobRef, stored: int, task: str, store: str, checkpoint: Checkpoint) -> None:
-    known = uses.get(ref)
-    millis = checkpoint.checkpoint_id.millis
-    if known is None:
-        uses[ref] = _Use(stored, task, store, str(checkpoint.checkpoint_id), millis)
-    elif millis < known.oldest_ms:
-        uses[ref] = _Use(stored, known.task, known.store, known.checkpoint_id, millis)
+    services: Services, catalogue: Catalogue, record: CheckpointRecord
+) -> Iterator[tuple[str, Checkpoint, Iterable[tuple[BlobRef, int]]]]:
+    """The parts of blobs that each store needs in each checkpoint: store by store, because the checkpoints of a store
+    share indexes, and the newest first."""
+    stores = {store for one in record.checkpoints for store in one.state_checkpoint_markers.get(BLOB_STORE, {})}
+    for store in sorted(stores):
+        for checkpoint in record.checkpoints:
+            if (marker := checkpoint.marker(BLOB_STORE, store)) is not None:
+                yield store, checkpoint, catalogue.needed(services.identity(record.task, store), marker)
+    for checkpoint in record.checkpoints:
+        yield "", checkpoint, ((one.blob, one.blob.size) for one in checkpoint.attachments if one.blob is not None)
 
 
 # --- steps 2 and 3 -----------------------------------------------------------------------------------------------
@@ -269,12 +290,11 @@ def _each(
 
 
 def _forget_evicted(found: Verified, now: _Needed) -> None:
-    needed = {ref.blob_id for ref in now.uses} | {finding.blob_id for finding in now.damaged}
+    needed = {ref.blob_id for ref in now.uses} | now.damaged.keys()
+    needed_by = {blob_id: list(map(str, sorted(ids, reverse=True))) for blob_id, ids in now.needed_by.items()}
     for findings in (found.damaged, found.expiring):
         findings[:] = [
-            replace(
-                finding, others=tuple(one for one in now.needed_by[finding.blob_id] if one != finding.checkpoint_id)
-            )
+            replace(finding, others=tuple(one for one in needed_by[finding.blob_id] if one != finding.checkpoint_id))
             for finding in findings
             if finding.blob_id in needed
         ]

@@ -152,9 +152,11 @@ def collect_garbage(
     cut_ms = services.blobs().administration.time_ms() - grace_ms  # 1
     report = GarbageReport(grace_ms=grace_ms)
     damaged: dict[int, str] = {}
+    found: NeededBlobs | None = None
 
     def search() -> NeededBlobs:
-        found = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints)
+        nonlocal found
+        found = find_needed_blobs(services, log, allow_no_checkpoints=allow_no_checkpoints, before=found)
         damaged.update(found.damaged)
         return found
 

@@ -3,9 +3,9 @@
 It also spares the blobs of offers (:mod:`statemgr.flows.offers`), which it reads first: if an offer is adopted
 meanwhile, a checkpoint that is read later needs them.
 
-Steps of :func:`find_needed_blobs`, for one task after another:
+Steps of :func:`find_needed_blobs`, for several tasks at a time:
 
-1. note every blob that a restore of the task's retained checkpoints needs, the newest checkpoint first
+1. note every blob that a restore of the task's retained checkpoints needs, store by store, the newest checkpoint first
 2. if an index or a chain cannot be read, read the topic again
 3. if the checkpoint is still retained, its blob is lost, and that ends the search
 4. if the checkpoint is no longer retained, it needs nothing: skip it
@@ -29,13 +29,16 @@ Why step 4 misses nothing, whatever the job publishes meanwhile:
   it must read the newest checkpoint, and why that is enough (step 5).
 
 Memory: one dictionary entry of about 250 bytes per needed blob (4 MB for a state of 1 TiB in parts of 64 MiB), and
-nothing for garbage.
+nothing for garbage. Blobs never change, so the next search has the names that this one has read, up to
+:data:`_REMEMBERED` of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
 from statemgr.flows.offers import expired_offers, offered_blobs
@@ -48,6 +51,10 @@ from statemgr.services import Services
 
 #: Times that the topic is read again for a task whose newest index was deleted before it could be read.
 _ROUNDS = 30
+#: Tasks that are read at a time. The catalogue remembers an index for each, whatever its size.
+_PARALLELISM = 8
+#: Names that a search remembers for the next one, which mostly needs the same checkpoints: 8 bytes each.
+_REMEMBERED = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class NeededBlobs:
         damaged: generation of such a layout that has lost a blob → the blob.
         unknown: prefixes of blobs of which nobody can say whether they are needed.
         busy: tasks among those, whose owners published faster than an index could be read.
+        read: the blobs of markers, for the next search. ``known``: what the search before this one has read.
     """
 
     needed: dict[str, int] = field(default_factory=dict)
@@ -82,28 +90,53 @@ class NeededBlobs:
     damaged: dict[int, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
+    read: dict[_Need, Sequence[str]] = field(default_factory=dict, repr=False)
+    known: Mapping[_Need, Sequence[str]] = field(default_factory=dict, repr=False)
+    _names: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __contains__(self, blob_id: object) -> bool:
         return blob_id in self.needed or blob_id in self.spared
 
-    def add(self, blob_id: str, taken_ms: int) -> None:
-        """Note that a checkpoint of this time needs a blob."""
-        self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
+    def add(self, blob_ids: Iterable[str], taken_ms: int, generation: int | None = None) -> None:
+        """Note that a checkpoint of this time needs blobs. ``generation``: of a layout that a rescale has replaced."""
+        with self._lock:
+            for blob_id in blob_ids:
+                if generation is not None and blob_id not in self.needed:
+                    self.replaced[blob_id] = generation
+                self.needed[blob_id] = min(taken_ms, self.needed.get(blob_id, taken_ms))
+
+    def referenced(self, services: Services, need: _Need) -> Sequence[str]:
+        """The blobs of a marker. Raises: MissingError, CorruptError, UnavailableError; InvalidError."""
+        blob_ids = self.known.get(need)
+        if blob_ids is None:
+            blob_ids = _referenced(services, need)
+        with self._lock:
+            self._names += len(blob_ids)
+            if self._names <= _REMEMBERED:
+                self.read[need] = blob_ids
+        return blob_ids
 
 
-def find_needed_blobs(services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool) -> NeededBlobs:
+def find_needed_blobs(
+    services: Services, log: CheckpointLog, *, allow_no_checkpoints: bool, before: NeededBlobs | None = None
+) -> NeededBlobs:
     """The blobs that any retained checkpoint of any task references, and perhaps some that one referenced meanwhile.
+
+    ``before``: the search before this one, if there was one.
 
     Raises: PermissionNeeded without any checkpoint, unless allowed; MissingBlob, CorruptBlob for an index that a
         retained checkpoint needs; CorruptRecord; UnavailableError; InvalidError for a backend that cannot list its
         blobs.
     """
     records = _read(services, log, allow_no_checkpoints)
-    found = NeededBlobs()
+    found = NeededBlobs(known=before.read if before is not None else {})
     offers = log.offers()
     found.expired = tuple(expired_offers(services, offers))
     found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
-    found.busy = tuple(task for task, record in records.items() if not _add_task(services, log, record, found))
+    with services.executors.pool("search", _PARALLELISM) as pool:
+        were_read = pool.map(partial(_add_task, services, log, found), records.values())
+        found.busy = tuple(task for task, was_read in zip(records, were_read, strict=True) if not was_read)
     # the tasks of the layout without a record: they are new, or their records were lost
     tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
     unknown = {*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy}
@@ -142,13 +175,15 @@ def _add_retired(services: Services, log: CheckpointLog, retired: RetiredLayout,
     its indexes could be read, or are not needed any more, because it was brought back or collected meanwhile.
     """
     generation = retired.layout.generation
+
+    def add(record: CheckpointRecord) -> None:
+        for need in _needs(record, found, with_output=False):
+            found.add(found.referenced(services, need), need.checkpoint_id.millis, generation)
+
     try:
-        for record in log.read(generation=generation).values():
-            for need in _needs(record, found, with_output=False):
-                for blob_id in _referenced(services, need):
-                    if blob_id not in found.needed:
-                        found.replaced[blob_id] = generation
-                    found.add(blob_id, need.checkpoint_id.millis)
+        records = log.read(generation=generation).values()
+        with services.executors.pool("search", _PARALLELISM) as pool:
+            list(pool.map(add, records))
     except (MissingError, CorruptError) as error:
         log.read(())
         if retired in log.retired():
@@ -157,7 +192,7 @@ def _add_retired(services: Services, log: CheckpointLog, retired: RetiredLayout,
     return True
 
 
-def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, found: NeededBlobs) -> bool:
+def _add_task(services: Services, log: CheckpointLog, found: NeededBlobs, record: CheckpointRecord) -> bool:
     """Add the blobs of one task. Returns: whether its newest checkpoint could be read before it was evicted.
 
     Raises: MissingBlob, CorruptBlob for a blob that a retained checkpoint has lost.
@@ -170,7 +205,7 @@ def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, 
             if need in read:
                 continue
             try:
-                blob_ids = list(_referenced(services, need))
+                blob_ids = found.referenced(services, need)
             except (MissingError, CorruptError) as error:
                 error.with_where(task=need.task, store=need.store)
                 if need in missed:
@@ -178,8 +213,7 @@ def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, 
                 failed.add(need)
                 continue
             read.add(need)
-            for blob_id in blob_ids:
-                found.add(blob_id, need.checkpoint_id.millis)
+            found.add(blob_ids, need.checkpoint_id.millis)
         if not failed:
             return True
         newest = record.current.checkpoint_id
@@ -191,7 +225,8 @@ def _add_task(services: Services, log: CheckpointLog, record: CheckpointRecord, 
 
 
 def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = True) -> list[_Need]:
-    """The markers of the retained checkpoints, newest first. Also adds the blobs that a record itself names."""
+    """The markers of the retained checkpoints, store by store, newest first. Also adds the blobs that a record itself
+    names."""
     needs: list[_Need] = []
     for checkpoint in record.checkpoints:
         for factory, of_store in checkpoint.state_checkpoint_markers.items():
@@ -201,11 +236,11 @@ def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = 
             ]
         for attachment in checkpoint.attachments:
             if attachment.blob is not None and with_output:
-                found.add(attachment.blob.blob_id, checkpoint.checkpoint_id.millis)
+                found.add([attachment.blob.blob_id], checkpoint.checkpoint_id.millis)
             elif attachment.blob is not None:
                 found.spared.add(attachment.blob.blob_id)
-        found.spared.update(outstanding.blob_id for outstanding in checkpoint.outstanding_ttl)
-    return needs
+        found.spared.update([outstanding.blob_id for outstanding in checkpoint.outstanding_ttl])
+    return sorted(needs, key=lambda need: need.store)  # the checkpoints of a store share indexes
 
 
 def _read_again(services: Services, log: CheckpointLog, task: str) -> CheckpointRecord:
@@ -221,7 +256,7 @@ def _read_again(services: Services, log: CheckpointLog, task: str) -> Checkpoint
     return record
 
 
-def _referenced(services: Services, need: _Need) -> Iterable[str]:
+def _referenced(services: Services, need: _Need) -> Sequence[str]:
     manager = services.backup_manager(need.factory)
     found = manager.referenced_blobs(services.identity(need.task, need.store), need.marker)
     if found is None:
@@ -232,4 +267,4 @@ def _referenced(services: Services, need: _Need) -> Iterable[str]:
             task=need.task,
             store=need.store,
         )
-    return found
+    return tuple(found)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import (
@@ -22,6 +24,7 @@ from statemgr.errors import (
     RetryableError,
 )
 from statemgr.flows.committing.limits import check_young, shortest_grace_ms
+from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
     Attachment,
@@ -459,6 +462,38 @@ def test_a_part_that_was_evicted_meanwhile_is_no_loss(job: Job, monkeypatch: pyt
     job.topic.meanwhile = [*[None] * (seen_at - 1), lambda: job.publish(second)]
     assert job.collect().missing == []
     assert job.names() == job.needed(second)
+
+
+def test_tasks_are_read_in_parallel_and_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The indexes of two tasks are read at the same time, also by a verification. The next search asks for nothing that
+    it knows."""
+    tasks = ("Partition 0", "Partition 1")
+    made = [job.checkpoint({"blob-store": {"totals": job.store(task).commit(tree(1))}}) for task in tasks]
+    for task, checkpoint in zip(tasks, made, strict=True):
+        job.publish(checkpoint, task=task, tasks=2)
+    both, get = threading.Barrier(2, timeout=30), MemoryBlobStore.get
+    indexes: list[str] = []
+    asked: list[StoreIdentity] = []
+
+    def read(self: MemoryBlobStore, blob_id: str, *arguments: int) -> object:
+        if blob_id.endswith("/index"):
+            indexes.append(blob_id)
+            both.wait()
+        return get(self, blob_id, *arguments)
+
+    monkeypatch.setattr(MemoryBlobStore, "get", read)
+    referenced = BlobBackup.referenced_blobs
+
+    def count(self: BlobBackup, identity: StoreIdentity, marker: Marker) -> Collection[str]:
+        asked.append(identity)
+        return referenced(self, identity, marker)
+
+    monkeypatch.setattr(BlobBackup, "referenced_blobs", count)
+    assert job.collect().missing == []
+    assert sorted(identity.task for identity in asked) == list(tasks)
+    found = verify_blobs(job.services, job.topic.read, (), 0.0, no_progress)
+    assert (found.tasks, found.damaged) == (2, [])
+    assert len(indexes) == 4
 
 
 def test_what_is_published_between_the_two_looks_is_kept(job: Job) -> None:
