@@ -4,6 +4,7 @@ repairs damaged backups."""
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -41,6 +42,8 @@ class JobCoordinator(Coordinator):
         subject = f"job {services.config.job_name}"
         self._cleaner: Worker[None] = Worker(services, "clean-up", subject)
         self._repairs: Worker[None] = Worker(services, "repair", subject, background=True)
+        #: Held while the engine repairs.
+        self._repairing = threading.RLock()
         with services.executors.pool("open", _PARALLELISM) as pool:
             list(pool.map(lambda item: self.clean_ups[item[0]].at_open(item[1]), published.records.items()))
         for clean_up in self.clean_ups.values():
@@ -58,12 +61,13 @@ class JobCoordinator(Coordinator):
         topics.ensure(allow_empty_start=given.allow_empty_start)  # 1
         names = [task_name(index) for index in range(config.tasks)]
         owner = Owner.take(services, log)  # 2
+        acquired: JobCoordinator | None = None
         try:
             found = read_published(owner, layout, names, given)  # 3 to 5
             acquired = cls(owner, topics)
             acquired.adopt_offers(found.refill)
         except BaseException:
-            owner.close()
+            (acquired or owner).close()
             raise
         published = owner.published
         refill = {task: pairs | acquired.damaged[task] for task, pairs in found.refill.items()}
@@ -180,10 +184,11 @@ class JobCoordinator(Coordinator):
 
     def _checked(self) -> bool:
         """Check the backups of all tasks, and let the engine repair them. Returns: whether nothing is left to do."""
-        checked = [self.look_for_damage(task) for task in self.clean_ups]
+        checked = [self._repairs.closing or self.look_for_damage(task) for task in self.clean_ups]
         done = all(checked)
-        if any(self.damaged.values()) and self._when_damaged is not None:
-            done = self._when_damaged() and done
+        with self._repairing:
+            if any(self.damaged.values()) and self._when_damaged is not None and not self._repairs.closing:
+                done = self._when_damaged() and done
         return done
 
     def repair(self) -> Mapping[str, Checkpoint]:
@@ -210,7 +215,8 @@ class JobCoordinator(Coordinator):
         return self.publish(commits, batch, wait=False)
 
     def close(self) -> None:
-        """Finish the clean-up, and release the transactional ID."""
-        self._repairs.close()
-        self._cleaner.close()
+        """Finish a repair and the clean-up, and release the transactional ID. Nobody waits for a check of backups."""
+        self._repairs.close(wait=False)
+        with self._repairing:
+            self._cleaner.close()
         super().close()

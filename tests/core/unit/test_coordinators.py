@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+
 import pytest
 
 from statemgr.blobs import open_raw_blob_store
-from statemgr.engine import job_coordinator
-from statemgr.errors import InvalidError
+from statemgr.engine import coordinator, job_coordinator
+from statemgr.engine.job_coordinator import JobCoordinator
+from statemgr.errors import FencedError, InvalidError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.local.machine import SystemClock
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import list_blobs
 from statemgr.services import Services
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK, attempt
+from tests.kafka_jobs import wait_until
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -29,6 +35,14 @@ def with_ttl(servers: MemoryServers) -> int:
     """The number of blobs that will expire."""
     blobs = open_raw_blob_store(servers.config, SystemClock())
     return sum(blobs.stat(blob.blob_id).expires_ms is not None for blob in list_blobs(blobs, ""))
+
+
+def publish_first(servers: MemoryServers) -> None:
+    """Publish a first commit of each task."""
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES])
 
 
 def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +93,61 @@ def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, m
                 task.commit({"orders-0": 1})
         task.commit({"orders-0": 2})
     assert [entry.value for _, _, entry in servers.broker.committed("out")] == [b"once"]
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
+    """What lets the checks of backups end, and the tasks whose checks have begun."""
+    gate, begun = threading.Event(), list[str]()
+
+    def held(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+        begun.append(task)
+        gate.wait(60)
+        return {}
+
+    monkeypatch.setattr(coordinator, "find_damage", held)
+    yield gate, begun
+    gate.set()
+
+
+def test_the_close_of_a_job_waits_for_no_check(
+    servers: MemoryServers, checks: tuple[threading.Event, list[str]]
+) -> None:
+    """The check that runs is the last one."""
+    gate, begun = checks
+    gate.set()
+    publish_first(servers)
+    gate.clear()
+    with servers.manager(servers.on_disk(servers.config, "driver"), "kafka-partition") as manager:
+        begun.clear()
+        manager.acquire()
+        wait_until(lambda: bool(begun))
+        assert manager._job is not None
+        closing = threading.Thread(target=manager._job.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+        gate.set()
+    assert len(begun) == 1
+
+
+def test_a_failed_acquisition_checks_nothing_any_more(
+    servers: MemoryServers, checks: tuple[threading.Event, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver has taken over after the checks had begun."""
+    gate, begun = checks
+    gate.set()
+    publish_first(servers)
+    gate.clear()
+
+    def fenced(self: JobCoordinator, refill: object) -> None:
+        wait_until(lambda: bool(begun))
+        raise FencedError("another driver has taken over")
+
+    monkeypatch.setattr(JobCoordinator, "adopt_offers", fenced)
+    with servers.manager(servers.on_disk(servers.config, "driver"), "kafka-partition") as manager:
+        begun.clear()
+        with pytest.raises(FencedError):
+            manager.acquire()
+        gate.set()
+    assert len(begun) == 1
