@@ -31,7 +31,7 @@ from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import CorruptError, MissingError, StatemgrError
 from statemgr.flows.committing.commit import CommitBase
-from statemgr.flows.committing.limits import shortest_grace_ms
+from statemgr.flows.committing.limits import SHORTEST_GRACE_MS
 from statemgr.flows.opening.repair import can_repair, carried_stores
 from statemgr.model.chain import ChainSnapshot
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord
@@ -222,9 +222,8 @@ def expired_offers(services: Services, offers: _Offers) -> Collection[OfferKey]:
     """The offers that expired more than a grace period ago; none if the brokers do not tell their time."""
     if not offers:
         return ()
-    extra_ms = shortest_grace_ms(services.config)
     try:
-        return [key for key, offer in offers.items() if not is_live(services, offer, extra_ms=extra_ms)]
+        return [key for key, offer in offers.items() if not is_live(services, offer, extra_ms=SHORTEST_GRACE_MS)]
     except StatemgrError as error:
         log.warning("the brokers do not tell their time, so that all offers are kept: %s", error)
         return ()

@@ -45,6 +45,8 @@ from statemgr.model.record_size import (
     most_partitions,
 )
 
+#: The shortest permitted grace period, and the default one. Publishers rely on it.
+SHORTEST_GRACE_MS = DAY_MS
 _ATTEMPT = "1700000000000-0123456789abcdef"
 _MOST = 2**62
 #: Bytes that a request adds to a record.
@@ -155,21 +157,15 @@ def _marker(config: JobConfig, factory: str, store: str, prefix: str) -> Marker:
     return BlobMarker(inline=bytes(max(len(codecs.encode_chain(chain)), inline_chain_limit(len(config.stores), 1))))
 
 
-def shortest_grace_ms(config: JobConfig) -> int:
-    """The shortest permitted grace period in milliseconds. Publishers rely on it."""
-    return max(DAY_MS, 2 * config.commit_timeout_ms)
-
-
 def chosen_grace_ms(config: JobConfig, wanted_ms: int | None) -> int:
     """The grace period to use. Raises: InvalidError if ``wanted_ms`` is shorter than publishers rely on."""
-    shortest = shortest_grace_ms(config)
-    if wanted_ms is not None and wanted_ms < shortest:
+    if wanted_ms is not None and wanted_ms < SHORTEST_GRACE_MS:
         raise InvalidError(
             f"a grace period of {wanted_ms // 1000} s is too short: a commit in progress would lose its blobs",
-            hint=f"choose at least {shortest // 1000} s ({shortest / HOUR_MS:g} h)",
+            hint=f"choose at least {SHORTEST_GRACE_MS // HOUR_MS} h",
             job=config.job_name,
         )
-    return shortest if wanted_ms is None else wanted_ms
+    return SHORTEST_GRACE_MS if wanted_ms is None else wanted_ms
 
 
 def check_young(
@@ -188,7 +184,7 @@ def check_young(
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:
         return
-    limit_ms = shortest_grace_ms(config) // 2
+    limit_ms = SHORTEST_GRACE_MS // 2
     age_ms = ids.time_ns() // 1_000_000 - began_ms
     if not -_CLOCKS_DIFFER_MS < age_ms <= limit_ms:
         age_ms = age_in_store(commit.added_blobs)

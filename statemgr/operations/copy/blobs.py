@@ -18,7 +18,7 @@ from itertools import islice
 
 from statemgr.backends.blobs.branches import Part
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
-from statemgr.flows.committing.limits import shortest_grace_ms
+from statemgr.flows.committing.limits import SHORTEST_GRACE_MS
 from statemgr.os_errors import disk_errors
 from statemgr.phases import Phase, announce
 from statemgr.ports import BlobInfo, CopyingBlobStore, FileSlice, Progress, list_blobs
@@ -99,7 +99,7 @@ class BlobCopies:
     def _left_by_earlier_run(self, wanted: set[str]) -> dict[str, BlobInfo]:
         """Steps 1 and 2. Returns: the copies that may be used again."""
         store = self.target.blobs()
-        now_ms, limit_ms = store.administration.time_ms(), shortest_grace_ms(self.target.config) // 4
+        now_ms, limit_ms = store.administration.time_ms(), SHORTEST_GRACE_MS // 4
         found = {blob.blob_id: blob for blob in list_blobs(store, _prefix(self.target)) if blob.blob_id in wanted}
         old = {name for name, blob in found.items() if now_ms - blob.modified_ms > limit_ms}
         for error in self.target.transfer().delete_all(old).values():

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     "grace_s",
     callback=duration(unit=None),
     metavar="TIME",
-    help="Keep everything younger than this, such as 36h or 2d. Default and minimum: one day, "
-    "or twice task.commit.timeout.ms if that is longer.",
+    help="Keep everything younger than this, such as 36h or 2d. Default and minimum: one day.",
 )
 @click.option(
     "--fix", is_flag=True, help="With --write: remove the TTL of blobs that a checkpoint needs and that would expire."

@@ -23,7 +23,7 @@ from statemgr.backends.changelog.integrity import certain_ms
 from statemgr.config.factories import BLOB_STORE
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingState, RetryableError, UnavailableError
-from statemgr.flows.committing.limits import shortest_grace_ms
+from statemgr.flows.committing.limits import SHORTEST_GRACE_MS
 from statemgr.flows.offers import why_useless
 from statemgr.ids import task_path
 from statemgr.kafka.offers import write_offer
@@ -132,7 +132,7 @@ def materialize_store(
             built = ChangelogBuild(services, identity, place, newest).run(report, early.add)  # 2
             made = store_snapshot(services, identity, place, built.state_id, early, report)  # 3
         age_s = moment(services.clock).seconds_since(made.began)
-        if age_s is None or age_s * 1000 > shortest_grace_ms(config) // 2:
+        if age_s is None or age_s * 1000 > SHORTEST_GRACE_MS // 2:
             place.clear()
             raise RetryableError(
                 "the upload took so long that garbage collection might delete its first blobs",

@@ -14,7 +14,7 @@ from typing import Any
 from statemgr.backends.changelog.integrity import ends_with
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import MissingBlob
-from statemgr.flows.committing.limits import shortest_grace_ms
+from statemgr.flows.committing.limits import SHORTEST_GRACE_MS
 from statemgr.ids import attempt_millis, task_name
 from statemgr.local import scan_in_batches
 from statemgr.local.change_buffer import FrozenChanges
@@ -159,7 +159,7 @@ class NewStores:
                 return False
         began_ms = attempt_millis(commit.attempt) or 0
         age_ms = services.clock.time_ns() // 1_000_000 - began_ms
-        if not 0 <= age_ms < shortest_grace_ms(services.config) // 4:
+        if not 0 <= age_ms < SHORTEST_GRACE_MS // 4:
             return False
         if not self.is_at_end(stored, changelog):
             return False

@@ -23,7 +23,7 @@ from statemgr.errors import (
     PermissionNeeded,
     RetryableError,
 )
-from statemgr.flows.committing.limits import check_young, shortest_grace_ms
+from statemgr.flows.committing.limits import SHORTEST_GRACE_MS, check_young
 from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import CheckpointId, IdSource
 from statemgr.model.checkpoint import (
@@ -350,7 +350,7 @@ def test_a_short_grace_period_is_refused(job: Job) -> None:
     """FAULT 38: a grace period may not be shorter than what a publish relies on. A longer one is used."""
     job.publish(job.commit(1))
     job.store().prepare(tree(2))
-    for grace_ms in (0, shortest_grace_ms(job.config) - 1):
+    for grace_ms in (0, SHORTEST_GRACE_MS - 1):
         with pytest.raises(InvalidError, match="too short"):
             job.collect(delete=True, grace_ms=grace_ms)
     job.later()
