@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from statemgr.errors import RetryableError
+from statemgr.errors import ClosedError, RetryableError
 from statemgr.ports import Clock, Executors, wait_for
 
 #: Seconds between two reports of progress.
@@ -151,6 +151,7 @@ class Pool:
         self._executor = executors.pool("transfer", threads)
         self._room = Room(clock, most_bytes)
         self._turns: deque[Batch] = deque()
+        self._closed = False
         #: Guards this and all batches. Notified when a job ends.
         self.changed = threading.Condition()
 
@@ -159,11 +160,18 @@ class Pool:
         return Batch(self, report)
 
     def close(self) -> None:
-        """Wait for running jobs and stop the threads."""
+        """Wait for running jobs and stop the threads. A batch that has waiting jobs, or gets more, fails."""
+        with self.changed:
+            self._closed = True
+            for batch in self._turns:
+                batch.error = batch.error or _closed()
+            self.changed.notify_all()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def enqueue(self, batch: Batch, job: Callable[[], object], size: int) -> None:
         with self.changed:
+            if self._closed:
+                raise _closed()
             batch.waiting.append((job, size))
             if len(batch.waiting) == 1:
                 self._turns.append(batch)
@@ -192,6 +200,10 @@ class Pool:
             if error is not None and (batch.error is None or isinstance(batch.error, Cancelled)):
                 batch.error = error
             self.changed.notify_all()
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the services of the job were closed before the transfer had ended")
 
 
 class Batch:

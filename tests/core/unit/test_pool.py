@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
+from statemgr.errors import ClosedError
 from statemgr.local.machine import SystemClock, Threads
 from statemgr.transfer.pool import Mover, Movers, Pace, Pool
 from tests.blob_faults import ManualClock
+from tests.kafka_jobs import wait_until
 
 LIMIT_S = 20
 
@@ -86,6 +89,34 @@ def test_the_jobs_of_a_failed_batch_are_given_up(pool: Pool) -> None:
             failing_batch()
         other.submit(lambda: done.append(100))
     assert done == [0, 1, 2, 100]
+
+
+def test_a_close_ends_the_batches_of_other_threads(pool: Pool) -> None:
+    """Their waiting jobs never run, so nobody waits for them, and no other job is taken."""
+    started, go, done = threading.Event(), threading.Event(), list[int]()
+
+    def first() -> None:
+        started.set()
+        assert go.wait(LIMIT_S)
+
+    def transfer() -> None:
+        with pool.batch() as batch:
+            batch.submit(first)
+            batch.submit(lambda: done.append(1))
+
+    with ThreadPoolExecutor(2) as threads:
+        transferring = threads.submit(transfer)
+        assert started.wait(LIMIT_S)
+        wait_until(lambda: bool(pool._turns))
+        closing = threads.submit(pool.close)
+        wait_until(lambda: pool._closed)
+        go.set()
+        closing.result(LIMIT_S)
+        with pytest.raises(ClosedError, match="before the transfer had ended"):
+            transferring.result(LIMIT_S)
+    with pytest.raises(ClosedError):
+        transfer()
+    assert done == []
 
 
 def test_a_wait_after_work_is_given_up_keeps_no_processor_busy() -> None:
