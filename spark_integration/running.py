@@ -17,13 +17,14 @@ from spark_integration.progress import explained, with_state
 from spark_integration.reports import BatchReport, StatefulQueryListener
 from statemgr import StateManager
 from statemgr.engine import Scratch
-from statemgr.errors import InvalidError, StatemgrError
+from statemgr.errors import BatchMismatch, InvalidError, StatemgrError
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
+_OTHER_SOURCES = "sources in the checkpoint offsets and now there are"
 
 
 class RunningQuery(StreamingQuery):
@@ -132,5 +133,12 @@ class RunningQuery(StreamingQuery):
                 + text[text.index("Specified:") :].split(" SQLSTATE")[0][:500]
                 if "Specified:" in text
                 else None,
+            )
+        if _OTHER_SOURCES in text:
+            return BatchMismatch(
+                "the checkpoint location was made by a query with another number of sources",
+                hint="take a new location, or undo the change: of the input, or of "
+                "spark.sql.streaming.noDataMicroBatches.enabled, with which statemgr adds a source",
+                job=self._manager.config.job_name,
             )
         return self._driver.failure or find(text) or self._driver.lost_location() or error

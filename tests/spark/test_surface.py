@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_integration import RunningQuery, stateful
 from spark_integration.sessions import MAX_RECORDS, changed
-from statemgr.errors import InvalidError
+from statemgr.errors import BatchMismatch, InvalidError
 from tests.spark.conftest import Pipeline
 from tests.spark.processors import Alarm, Comparison, Counting, CountingInPandas, NotNull
 
@@ -92,7 +92,7 @@ def test_fields_that_are_not_null_with_sparks_avro_format(comparison: Comparison
 
 
 def test_batches_without_input_can_be_turned_off(comparison: Comparison, spark: SparkSession) -> None:
-    """With Spark's setting, timers fire in batches with input alone."""
+    """With Spark's setting, timers fire in batches with input alone. A location keeps the setting."""
     name = "spark.sql.streaming.noDataMicroBatches.enabled"
     rows: list[tuple[Any, ...]] = []
     frame = stateful(comparison.rows, "id", config=comparison.job.config).transformWithState(
@@ -108,6 +108,8 @@ def test_batches_without_input_can_be_turned_off(comparison: Comparison, spark: 
     assert sorted(rows) == [("a", -1, 0), ("a", 1, 0), ("a", 2, 0), ("b", -1, 0), ("b", 1, 0), ("b", 2, 0)]
     assert {report.input_rows for report in query.recentBatches} == {3}
     assert len(query.recentProgress[-1].sources) == 1
+    with pytest.raises(BatchMismatch, match=r"number of sources.*noDataMicroBatches"):
+        writer.start().awaitTermination()
 
 
 def test_a_session_without_a_limit_of_rows(comparison: Comparison, spark: SparkSession) -> None:
