@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from functools import cache, partial
 
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
-from statemgr.errors import ANOTHER_COPY, CorruptRecord, MissingState
+from statemgr.errors import ANOTHER_COPY, CorruptRecord, MissingState, StatemgrError
 from statemgr.ids import IdSource
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
@@ -59,7 +60,10 @@ class ChangelogTopics:
                     if self._next.get(topic) is answer:
                         del self._next[topic]
                 answer.set_exception(error)
-        return answer.result()
+        try:
+            return answer.result()
+        except StatemgrError as error:
+            raise copy(error) from error.__cause__  # each caller adds its own task
 
     def _described(self, topic: str) -> TopicInfo:
         found = self._metadata.describe([topic]).get(topic)

@@ -20,7 +20,7 @@ from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine.coordinator import UpkeepThread
-from statemgr.errors import UnavailableError
+from statemgr.errors import MissingState, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.checkpoint_assembly import Assembly, Track
@@ -351,6 +351,21 @@ def test_descriptions_of_a_changelog_are_shared(config: JobConfig, monkeypatch: 
         assert {one.result(30).topic_id for one in [first, *later]} == {first.result().topic_id}
     assert 2 <= len(questions) <= 8
     assert all(one.result() is not first.result() for one in later)
+
+
+def test_tasks_share_no_error(config: JobConfig) -> None:
+    """Each task adds its own name to the error that its question has had."""
+    with StateManager(config) as manager, ThreadPoolExecutor(5) as pool:
+        changelog = manager._services.changelog()
+        held = changelog._asking.setdefault("none", threading.Lock())  # type: ignore[attr-defined]
+        with held:
+            asking = [pool.submit(changelog.describe, "none") for _ in NAMES]
+            wait_until(lambda: all(one.running() for one in asking))
+        errors = [one.exception(30) for one in asking]
+    for name, error in zip(NAMES, errors, strict=True):
+        assert isinstance(error, MissingState)
+        error.with_where(task=name)
+    assert [error.where["task"] for error in errors if isinstance(error, MissingState)] == NAMES
 
 
 def test_upkeep_rests_after_a_stop_has_given_up(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
