@@ -1,6 +1,7 @@
 """A state backend of another package: every commit copies the whole state into a directory that all machines see.
 
-The environment variable ``SHARED_STATE`` names the directory. Uses only what statemgr offers to plug-ins.
+The environment variable ``SHARED_STATE`` names the directory. Uses only what statemgr offers to plug-ins. Nothing
+deletes the copy of a commit that dies before its publish.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class SharedBackup(BackupManager):
         with _unavailable(name):
             shutil.copytree(snapshot.directory.path, self._root / name, dirs_exist_ok=True)
             files = {path: _hash(self._root / name / path) for path in snapshot.directory.files}
+            _sync(self._root, self._root / name)
         size = sum(size for size, _ in snapshot.directory.files.values())
         marker = OpaqueMarker(json.dumps({"name": name, "files": files}).encode())
         return PreparedBackup(marker, added_bytes=size)
@@ -102,6 +104,16 @@ def _content(marker: Marker) -> dict:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(root: Path, copy: Path) -> None:
+    """Write the files of the copy to the disk, and the directories that lead to them."""
+    for path in [*copy.rglob("*"), copy, *(parent for parent in copy.parents if parent.is_relative_to(root))]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

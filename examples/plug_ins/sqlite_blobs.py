@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from statemgr import JobConfig
 from statemgr.blobs import BlobExists, check_blob_id
-from statemgr.errors import CorruptFile, MissingBlob, StatemgrError
+from statemgr.errors import CorruptFile, MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 
 DAY_MS = 24 * 3600 * 1000
+_INFO = "name, length(data), modified, expires"
 
 
 class SqliteBlobStore:
@@ -47,14 +49,14 @@ class SqliteBlobStore:
 
     @contextmanager
     def get(self, blob_id: str, offset: int = 0, length: int | None = None) -> Iterator[BlobReader]:
-        rows = self._run("SELECT data FROM blobs WHERE name = ?", self._found(blob_id))
-        yield _Reader(rows[0][0][offset : None if length is None else offset + length])
+        (data,) = self._one("SELECT data FROM blobs WHERE name = ?", blob_id)
+        yield _Reader(data[offset : None if length is None else offset + length])
 
     def stat(self, blob_id: str) -> BlobInfo:
-        return self._infos("name = ?", self._found(blob_id))[0]
+        return BlobInfo(*self._one(f"SELECT {_INFO} FROM blobs WHERE name = ?", blob_id))
 
     def remove_ttl(self, blob_id: str) -> None:
-        self._run("UPDATE blobs SET expires = NULL WHERE name = ?", self._found(blob_id))
+        self._one("UPDATE blobs SET expires = NULL WHERE name = ? RETURNING name", blob_id)
 
     def delete(self, blob_id: str) -> None:
         check_blob_id(blob_id)
@@ -69,9 +71,9 @@ class SqliteBlobStore:
         self._database.close()
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
-        found = self._infos(
-            "substr(name, 1, ?) = ? AND name > ? ORDER BY name LIMIT 100", len(prefix), prefix, token or ""
-        )
+        matching = "substr(name, 1, ?) = ? AND name > ? ORDER BY name LIMIT 100"
+        rows = self._run(f"SELECT {_INFO} FROM blobs WHERE {matching}", len(prefix), prefix, token or "")
+        found = [BlobInfo(*row) for row in rows]
         return BlobPage(found, found[-1].blob_id if len(found) == 100 else None)
 
     def time_ms(self) -> int:
@@ -89,19 +91,21 @@ class SqliteBlobStore:
     def fix(self) -> Sequence[str]:
         return ()
 
-    def _run(self, statement: str, *values: object) -> Sequence[tuple[object, ...]]:
-        with self._lock:
-            return self._database.execute(statement, values).fetchall()
+    def _run(self, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
+        try:
+            with self._lock:
+                return self._database.execute(statement, values).fetchall()
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the database does not answer: {error}") from error
 
-    def _infos(self, condition: str, *values: object) -> Sequence[BlobInfo]:
-        rows = self._run(f"SELECT name, length(data), modified, expires FROM blobs WHERE {condition}", *values)
-        return [BlobInfo(*row) for row in rows]
-
-    def _found(self, blob_id: str) -> str:
+    def _one(self, statement: str, blob_id: str) -> tuple[Any, ...]:
         check_blob_id(blob_id)
-        if not self._infos("name = ?", blob_id):
+        rows = self._run(statement, blob_id)
+        if not rows:
             raise MissingBlob("the blob does not exist", blob=blob_id)
-        return blob_id
+        return rows[0]
 
 
 class _Reader:

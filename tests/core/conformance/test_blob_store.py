@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from statemgr.blobs import names, open_blob_store
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
-from statemgr.errors import InvalidError, StatemgrError, UnavailableError
+from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, UnfinishedUpload, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
@@ -176,3 +177,35 @@ def test_a_hostile_name_makes_no_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidError):
         store.put(name, b"x", ttl_days=None)
     assert not (tmp_path / "blobs").exists()
+
+
+@pytest.mark.parametrize("call", ["get", "stat"])
+def test_the_example_meets_a_delete_in_between(tmp_path: Path, call: str) -> None:
+    """A blob that another process deletes after the first statement of a call is there or missing, and no other error
+    comes."""
+    store = SqliteBlobStore(tmp_path / "blobs.db")
+    store.put("a/b", b"x", ttl_days=3)
+    statements: list[str] = []
+
+    def delete_before_the_second(statement: str) -> None:
+        statements.append(statement)
+        if len(statements) == 2:
+            with sqlite3.connect(tmp_path / "blobs.db") as other:
+                other.execute("DELETE FROM blobs")
+
+    store._database.set_trace_callback(delete_before_the_second)
+    calls: dict[str, Callable[[], object]] = {"get": lambda: read(store, "a/b"), "stat": lambda: store.stat("a/b")}
+    with suppress(MissingBlob):
+        calls[call]()
+    store.close()
+
+
+def test_a_locked_database_of_the_example_is_unavailable(tmp_path: Path) -> None:
+    """No error of SQLite leaves the store."""
+    store = SqliteBlobStore(tmp_path / "blobs.db")
+    store._database.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(tmp_path / "blobs.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UnavailableError, match="locked"):
+            store.put("a/b", b"x", ttl_days=None)
+    store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -87,6 +88,17 @@ class TestAnotherPackage(StateBackendSuite):
     def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
         """Return a job that only has this backend, on an in-memory broker."""
         yield from on_shared_directory(tmp_path, monkeypatch, "examples.plug_ins.shared_directory:SharedDirectory")
+
+    def test_what_is_prepared_is_on_the_disk(self, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The copy of a commit, and the directories that lead to it, are synced before the publish."""
+        synced: set[int] = set()
+        fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.fstat(fd).st_ino), fsync(fd)))
+        with opened(0) as task:
+            task.store("totals").put(b"a", b"1")
+            task.commit({"orders-0": 1})
+        shared = Path(os.environ["SHARED_STATE"])
+        assert {path.stat().st_ino for path in (shared, *shared.rglob("*"))} <= synced
 
 
 class TestOnePathForAll(StateBackendSuite):
