@@ -78,16 +78,16 @@ class FileBlobStore:
                 os.close(file_tree.open_blob(there, source_name, wanted.blob_id))
             if file_tree.exists(directory, name):
                 raise file_tree.exists_error(directory, blob_id)
-            file_tree.write_expiry(directory, name, expires)
             try:
+                file_tree.write_expiry(directory, name, expires)
                 os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
                 os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
+            except FileExistsError:
+                raise
             except OSError as error:
+                file_tree.undo(directory, name)
                 if error.errno not in CANNOT_LINK:
                     raise
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=directory)
-                file_tree.write_expiry(directory, name, None)
                 return False
             os.fsync(directory)
             return True
@@ -100,8 +100,12 @@ class FileBlobStore:
             raise file_tree.exists_error(directory, blob_id)
         with file_tree.temporary(directory, body) as temporary:
             expires = None if ttl_days is None else self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
-            file_tree.write_expiry(directory, name, expires)
-            file_tree.link(directory, temporary, name, blob_id)
+            try:
+                file_tree.write_expiry(directory, name, expires)
+                file_tree.link(directory, temporary, name, blob_id)
+            except OSError:
+                file_tree.undo(directory, name)
+                raise
         os.fsync(directory)
 
     @contextmanager

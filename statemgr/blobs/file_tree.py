@@ -242,6 +242,14 @@ def write_expiry(directory: int, name: str, expires_ms: int | None) -> None:
         write_new(directory, expiry(name), io.BytesIO(str(expires_ms).encode()))
 
 
+def undo(directory: int, name: str) -> None:
+    """Remove what a failed write has left of a blob, as far as that is possible; the expiry record last."""
+    with suppress(OSError):
+        for entry in (name, expiry(name)):
+            with suppress(FileNotFoundError):
+                os.unlink(entry, dir_fd=directory)
+
+
 def expiry(name: str) -> str:
     """The name of a blob's expiry record."""
     return f".{name}.expires"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import MissingBlob, UnavailableError
+from statemgr.errors import DiskFull, MissingBlob, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo
 
@@ -93,6 +94,32 @@ def test_a_write_whose_new_directory_is_removed_begins_again(tmp_path: Path, rem
     with pytest.raises(UnavailableError, match="deletes removed the directory") as error:
         write("c/blob")
     assert "try again" in str(error.value)
+
+
+@pytest.mark.parametrize("step", ["write", "link"])
+@pytest.mark.parametrize("call", ["put", "copy"])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, step: str
+) -> None:
+    """FAULT 24: the disk is full after the body was written. No listing would find an expiry record that is left."""
+    store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
+    source.put("blob", b"x", ttl_days=1)
+    real = getattr(os, step)
+
+    def full(what: object, data: bytes, *more: object, **options: object) -> object:
+        if data == b"x":
+            return real(what, data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    wanted = source.stat("blob")
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("a/blob", b"x", ttl_days=1),
+        "copy": lambda: store.copy_from(source, wanted, "a/blob", ttl_days=1),
+    }
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(DiskFull):
+        calls[call]()
+    assert [path for path in (tmp_path / "target").rglob("*") if path.is_file()] == []
 
 
 def test_a_copy_of_a_blob_that_is_gone_is_refused(tmp_path: Path) -> None:
