@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import logging
 import os
 import signal
 import threading
@@ -39,10 +40,12 @@ from statemgr.ports import (
     Progress,
     RestoreManager,
     StateBackend,
+    no_progress,
 )
 from statemgr.services import Services
 from statemgr.transfer.transfer import Transfer
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 C = TypeVar("C", bound="_Closable")
 
@@ -109,7 +112,11 @@ def worker_progress() -> Progress:
 
 def _pass_on(reports: Any, progress: Progress) -> None:
     while (report := reports.get()) is not None:
-        progress(*report)
+        try:
+            progress(*report)
+        except Exception as error:  # go on reading: the workers wait for that
+            log.warning("the progress of the work cannot be shown: %s", error)
+            progress = no_progress
 
 
 def _begin_worker(config: Mapping[str, Any], reports: Any) -> None:
