@@ -58,8 +58,9 @@ class LargeReads:
     def _watch(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._break_off_overdue, name="statemgr-blob-reads", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._break_off_overdue, name="statemgr-blob-reads", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _break_off_overdue(self) -> None:
         while not self._closed.wait(_LOOK_S):

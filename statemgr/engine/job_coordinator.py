@@ -10,7 +10,7 @@ from functools import partial
 
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
-from statemgr.errors import FencedError, StatemgrError
+from statemgr.errors import FencedError, RetryableError, StatemgrError
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.opening.open_job import JobTopics, read_published
@@ -133,7 +133,10 @@ class JobCoordinator(Coordinator):
 
         for commit in commits:
             self.clean_ups[commit.task].published(commit)
-        self._cleaner.start(clean_up_all)
+        try:
+            self._cleaner.start(clean_up_all)
+        except RetryableError as error:
+            log.warning("the commits are published, but not cleaned up; the next publish removes their TTLs: %s", error)
 
     def adopt_offers(self, refill: Mapping[str, Refill]) -> None:
         """Publish the current checkpoints again, with the first snapshots that ``statemgr materialize`` has offered.

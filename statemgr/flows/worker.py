@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
 
-from statemgr.errors import ClosedError, FencedError, StatemgrError
+from statemgr.errors import ClosedError, FencedError, RetryableError, StatemgrError
 from statemgr.logs import Event, tell
 from statemgr.services import Services
 
@@ -62,12 +62,23 @@ class Worker(Generic[T]):
         return self._closing
 
     def start(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run ``work``. Returns: None if other work is running, or the worker is closed."""
+        """Run ``work``. Returns: None if other work is running, or the worker is closed. Raises: RetryableError if this
+        process can start no more threads."""
         with self._changed:
             if self._closing or self.busy:
                 return None
-            self._last = future = self._executor.submit(work)
+            self._last = future = self._submit(work)
             return future
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._executor.submit(work)
+        except RuntimeError as error:
+            if "new thread" not in str(error):
+                raise
+            raise RetryableError(
+                f"{self._subject}: {error}", hint="raise the number of threads that this process or container may have"
+            ) from error
 
     def attempt(self, what: str, work: Callable[[], object]) -> bool:
         """Run ``work`` that nobody waits for; ``what`` names it in the log. Returns: whether it was started."""
@@ -79,7 +90,11 @@ class Worker(Generic[T]):
                 if not (self._closing and isinstance(error, ClosedError)):
                     self._log_failure(what, error)
 
-        return self.start(tried) is not None  # type: ignore[arg-type]
+        try:
+            return self.start(tried) is not None  # type: ignore[arg-type]
+        except RetryableError as error:
+            self._log_failure(what, error)
+            return False
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for running work. Returns: whether it has ended."""
@@ -132,7 +147,11 @@ class Worker(Generic[T]):
             self._changed.notify_all()
             if not self._closing and not self._repeating:
                 self._repeating = True
-                self._last = self._executor.submit(self._repeat, what, look)  # type: ignore[arg-type]
+                try:
+                    self._last = self._submit(lambda: self._repeat(what, look))  # type: ignore[arg-type, return-value]
+                except RetryableError as error:
+                    self._repeating = False
+                    self._log_failure(what, error)
 
     def _repeat(self, what: str, look: Callable[[], bool]) -> None:
         failures, pause_s = 0, None

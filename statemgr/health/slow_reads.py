@@ -47,8 +47,8 @@ class Patient(Generic[T]):
             now_s = self._clock.monotonic()
             fresh = self._ended_s is not None and now_s - self._ended_s <= self._fresh_s
             if self._began_s is None and not fresh:
-                self._began_s = now_s
                 threading.Thread(target=self._run, daemon=True).start()
+                self._began_s = now_s
             left_s = max(self._began_s + wait_s - now_s, 0) if self._began_s is not None else 0
             self._changed.wait_for(lambda: self._began_s is None, left_s)
             waiting_s = None if self._began_s is None else self._clock.monotonic() - self._began_s

@@ -129,12 +129,19 @@ class _Share(Executor):
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin as soon as a thread is free."""
+        refused = False
 
         def run() -> Any:
+            if refused:
+                return None
             threading.current_thread().name = self._name
             return work(*args, **kwargs)
 
-        future = self._pool.submit(run)
+        try:
+            future = self._pool.submit(run)
+        except RuntimeError:
+            refused = True  # without a new thread, the pool has it in its queue all the same
+            raise
         self._calls.add(future)
         return future
 
@@ -167,8 +174,8 @@ class _DaemonThreads(Executor):
                 future.set_exception(error)
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

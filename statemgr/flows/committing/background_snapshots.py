@@ -152,13 +152,12 @@ class BackgroundSnapshots:
         for name, store in sorted(self._stores.items(), key=lambda item: self._last[item[0]]):
             try:
                 due = self._due(store, checkpoint)
+                if due is not None and self.worker.start(partial(self._make, due)) is not None:
+                    self._last[name] = self._services.clock.monotonic()
             except StatemgrError as error:
                 log.warning("%s: no snapshot of %s is made now: %s", self._task, name, error)
                 if isinstance(error, MissingError | CorruptError):
                     self._suspect()
-                continue
-            if due is not None and self.worker.start(partial(self._make, due)) is not None:
-                self._last[name] = self._services.clock.monotonic()
 
     def raise_failures(self) -> None:
         """Before a commit. Raises: RetryableError if more snapshots in a row have failed than are tolerated."""

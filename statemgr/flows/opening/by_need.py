@@ -114,5 +114,5 @@ def fetch_rest(
         wait([ended], _END_S)
         return ended
 
-    worker.attempt("fetching the rest of the state", fetch)
+    worker.start(fetch)
     return stop

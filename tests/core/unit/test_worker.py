@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statemgr.config import JobConfig
-from statemgr.errors import ClosedError, FencedError, UnavailableError
+from statemgr.errors import ClosedError, FencedError, RetryableError, UnavailableError
 from statemgr.flows.worker import TRIES, Worker
 from statemgr.local.machine import Threads
 from statemgr.wiring import open_services
@@ -118,6 +118,26 @@ def test_who_is_fenced_is_done(worker: Worker[Any], clock: Hurried, caplog: pyte
     worker.wait(30)
     assert clock.sleeps == []
     assert [message for message in caplog.messages if "ended" in message]
+
+
+def test_work_starts_when_there_are_threads_again(worker: Worker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process under a limit of threads is not without its background work for good."""
+    ran: list[str] = []
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RetryableError, match="can't start new thread"):
+            worker.start(lambda: ran.append("start"))
+        assert not worker.attempt("trying", lambda: ran.append("attempt"))
+        worker.wake("looking", lambda: not ran.append("wake"))
+    worker.wake("looking", lambda: not ran.append("later"))
+    worker.wait(30)
+    worker.start(lambda: ran.append("started"))
+    worker.wait(30)
+    assert ran == ["later", "started"]
 
 
 def test_work_that_a_close_breaks_off_has_not_failed(worker: Worker[Any], caplog: pytest.LogCaptureFixture) -> None:
