@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -26,8 +27,9 @@ from statemgr.blobs.retrying import RetryingBlobStore, undecorated
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, ConfigError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
-from statemgr.ports import FileSlice, list_blobs
+from statemgr.ports import BlobInfo, FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
+from tests.blob_faults import ManualClock
 from tests.core.integration.s3_proxy import Fault, S3Proxy
 from tests.servers import CloudServer
 
@@ -463,6 +465,21 @@ def test_contradictory_settings(uri: str, more: dict[str, str], message: str, mo
         open_raw_blob_store(config, SystemClock())
     assert "a2V5" not in str(caught.value)
     assert not more or more["connection.string"] not in repr(config)
+
+
+def test_a_copy_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: the copy of a server that reports no end is an error, and not waited for any longer."""
+    account = "AccountName=acc1;AccountKey=a2V5"
+    uri, key = "abfss://c123@acc1.dfs.core.windows.net/a", "blob.store.azure.connection.string"
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, key: account})
+    blobs = open_raw_blob_store(config, ManualClock())
+    assert isinstance(blobs, AzureBlobStore)
+    monkeypatch.setattr(blobs, "_checks", True)
+    pending = SimpleNamespace(headers={"x-ms-copy-status": "pending"})
+    monkeypatch.setattr(blobs._http, "ask", lambda *_, **__: pending)
+    with pytest.raises(UnavailableError, match="did not end a copy"):
+        blobs.copy_from(blobs, BlobInfo("source", 1, 0), "copy", ttl_days=1)
+    blobs.close()
 
 
 def test_the_address_of_an_abfss_uri() -> None:

@@ -57,8 +57,8 @@ _RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delet
            "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
 _ACTION = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
 _VERSION = "2021-12-02"
-#: Seconds between two looks at a copy in progress.
-_LOOK_S = 0.5
+#: Seconds between two looks at a copy in progress, and that it may take.
+_LOOK_S, _COPY_S = 0.5, 600.0
 
 #: Endpoint and container → whether TTLs are tags there. Tried once per process.
 _HAS_TAGS: dict[str, bool] = {}
@@ -181,7 +181,13 @@ class AzureBlobStore(CloudBlobStore):
         except (AccessDenied, InvalidError):
             return False  # a PUT of the blob then finds out whether tags are refused
         status: str | None = answer.headers.get("x-ms-copy-status")
+        until = self._clock.monotonic() + _COPY_S
         while status == "pending":
+            if self._clock.monotonic() >= until:
+                raise UnavailableError(
+                    f"the Azure server did not end a copy in {_COPY_S:.0f} s", blob=blob_id,
+                    hint="call again: what is left of the copy has a TTL",
+                )  # fmt: skip
             self._clock.sleep(_LOOK_S)
             status = self._head(blob_id).get("x-ms-copy-status")
         if status != "success":
