@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from confluent_kafka import KafkaException
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, StatemgrError, UnavailableError
 from statemgr.ids import IdSource, transactional_id
+from statemgr.kafka.clients import ANSWER_S
 from statemgr.kafka.plain_writes import write_plainly
 from statemgr.kafka.reader import PartitionReader
 from statemgr.kafka.topics import TopicAdmin, TopicSpec
@@ -31,7 +34,12 @@ def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator
     """A topic of one partition, whose timestamps the broker sets. It is deleted after the block."""
     topic = f"__statemgr_doctor_{ids.attempt_id()}"
     with TopicAdmin(config, clock) as topics:
-        topics.create_missing([TopicSpec(topic, 1, -1, {"message.timestamp.type": "LogAppendTime"})])
+        try:
+            topics.create_missing([TopicSpec(topic, 1, -1, {"message.timestamp.type": "LogAppendTime"})])
+        except UnavailableError:  # it may exist all the same
+            with suppress(KafkaException, TimeoutError):
+                topics.client.delete_topics([topic], request_timeout=ANSWER_S)[topic].result(ANSWER_S)
+            raise
         try:
             yield topics, topic
         finally:

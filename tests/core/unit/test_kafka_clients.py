@@ -32,9 +32,10 @@ from statemgr.kafka.errors import (
     unmasked,
 )
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.kafka.transactions.producer import TransactionalProducer
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
-from statemgr.local.machine import SystemClock
+from statemgr.local.machine import SystemClock, system_ids
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
 from tests.blob_faults import ManualClock
@@ -291,3 +292,17 @@ def test_what_the_protocol_needs_wins_over_the_configuration() -> None:
     )
     with pytest.raises(ConfigError, match="idempotence"):
         producer(config, ClientErrors(), enable_idempotence=True, transactional_id="x")
+
+
+def test_a_temporary_topic_that_was_not_seen_in_time_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic may exist although its creation has failed."""
+    broker = MemoryBroker()
+
+    def late(self: TopicMetadata, topics: object) -> None:
+        raise UnavailableError("the brokers do not know the topic yet")
+
+    monkeypatch.setattr(TopicMetadata, "wait_for", late)
+    config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": "memory:late"})
+    with served(broker, "memory:late"), pytest.raises(UnavailableError, match="do not know"):
+        BrokerTime(config, SystemClock(), system_ids()).now_ms()
+    assert not broker.topics
