@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from statemgr import StateManager
 
 log = logging.getLogger(__name__)
-_REPORTS_KEPT = 100
+#: Reports that are kept, and the tasks in them, of about 2.5 KB each. The last report is kept whatever it has.
+_REPORTS_KEPT, _TASKS_KEPT = 100, 20_000
 
 
 class Observers:
@@ -40,6 +41,8 @@ class Observers:
     def observe(self, report: BatchReport) -> None:
         """Pass on the report of a finished batch."""
         self.recent.append(report)
+        while len(self.recent) > 1 and sum(len(one.tasks) for one in self.recent) > _TASKS_KEPT:
+            self.recent.popleft()
         self._log.published(report)
         functions = [] if self._on_batch is None else [("on_batch", self._on_batch)]
         functions += [(type(listener).__name__, listener.onBatch) for listener in self._listeners]

@@ -41,7 +41,7 @@ class RunningQuery(StreamingQuery):
 
     @property
     def recentBatches(self) -> tuple[BatchReport, ...]:  # noqa: N802 - Spark's style, like Spark's names
-        """Reports of up to 100 batches, oldest first."""
+        """Reports of up to 100 batches, fewer for a job with more than 200 tasks, oldest first."""
         return tuple(self._driver.observers.recent)
 
     @property

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from spark_integration import BatchReport, RunningQuery, StatefulQueryListener
+from spark_integration.observing import Observers
+from spark_integration.reports import TaskReport
+from statemgr.local.machine import SystemClock
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
 from tests.spark.processors import Comparison
@@ -40,6 +44,19 @@ class CountingOnce(StatefulProcessor):
         count = (before[0] if before else 0) + len(numbers)
         self.state.update((count,))
         yield Row(id=key[0], count=count)
+
+
+def test_reports_of_many_tasks_are_few() -> None:
+    """The reports that are kept have a bounded number of tasks. The last one is always there."""
+    task = TaskReport("Partition 0", 0, 1, 0, 1, 1, 1, 1, 10, 1024, 1, 0, 0.0, 0.0, 0.0, 0.0, ())
+    observers = Observers(SimpleNamespace(metrics=None, clock=SystemClock()), None)  # type: ignore[arg-type]
+    observers._measure = lambda report: None  # type: ignore[method-assign]
+    kept = []
+    for number, tasks in enumerate([1] * 200 + [8_000] * 4 + [30_000, 0]):
+        observers.observe(BatchReport("j", number, number, False, 0, None, 0.0, 0.0, 0.0, {}, (task,) * tasks))
+        kept.append(len(observers.recent))
+        assert observers.recent[-1].batch_id == number
+    assert kept[199:] == [100, 100, 100, 2, 2, 1, 1]
 
 
 class Kept(StatefulQueryListener):
