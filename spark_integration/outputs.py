@@ -6,6 +6,7 @@ does then. ``KafkaOutput`` is different: the transaction that publishes the stat
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
     from pyspark.sql.types import StructField, StructType
 
+log = logging.getLogger(__name__)
 #: The formats that Spark's file sink writes.
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
 _FIRST = "_statemgr_first"
+#: Batches without rows that files get for sequences of another output, instead of one for each.
+_MOST_EMPTY = 20
 #: Partitions of a sequence for ``foreach``. A rescale must not change it: the sequence may be given again afterwards.
 _FOREACH_PARTITIONS = 32
 _NUMBER = "_statemgr_partition"
@@ -110,6 +114,10 @@ class FileOutput:
     of each batch from 0 on. ``_statemgr_first`` names the sequence that is its batch 0, and in a second line the job,
     if the directory is not older than that line. Batches that another query has written come before the job's first
     sequence, so the number may be negative.
+
+    If another output got many sequences, the number changes: the next sequence follows the log's last batch after a few
+    without rows, and older sequences still have numbers of batches that the log has. A driver that hangs, and wakes up
+    meanwhile, still writes one of the few, and not the number of the next sequence.
     """
 
     path: str
@@ -123,8 +131,10 @@ class FileOutput:
         with self._jvm(session) as jvm:
             known, first = self._known(session, jvm), self._first(session)
             if first is None:
-                first = sequence - known
-                Location(session, self.path).write(_FIRST, f"{first}\n{self.job}")
+                first = self._begin(session, sequence - known)
+            elif (missing := sequence - first - known) >= _MOST_EMPTY:
+                log.info("%s: another output got %d sequences, for which the files have no batches", self.path, missing)
+                first = self._begin(session, sequence - known - _MOST_EMPTY)
             batch, sink = sequence - first, self._sink(session, jvm)
             for missing in range(known, batch):  # sequences that another output got
                 sink.addBatch(missing, rows.limit(0)._jdf)
@@ -156,6 +166,10 @@ class FileOutput:
                 hint="write inside foreachBatch, with the sequence in the directory's name",
                 path=self.path,
             ) from error
+
+    def _begin(self, session: Any, first: int) -> int:
+        Location(session, self.path).write(_FIRST, f"{first}\n{self.job}")
+        return first
 
     def _first(self, session: Any) -> int | None:
         """Return the sequence of batch 0; None in a directory that no job has written to.

@@ -171,6 +171,17 @@ def test_a_sequence_that_is_given_again(tmp_path: Path, spark: SparkSession) -> 
     spark.sql("DROP TABLE given_again")
 
 
+def test_many_sequences_that_another_output_got(tmp_path: Path, spark: SparkSession) -> None:
+    """The files get few batches for them. Each sequence is there once, however often it or an older one is given."""
+    path = tmp_path / "files"
+    output = FileOutput(str(path), "json", "job/1")
+    for sequence in (3, 4, 60, 60, 50, 4, 61, 60):
+        output(spark.range(sequence), sequence)
+    assert spark.read.json(str(path)).count() == 3 + 4 + 60 + 61
+    numbers = [int(found.name.removesuffix(".compact")) for found in (path / "_spark_metadata").glob("[0-9]*")]
+    assert max(numbers) < 30
+
+
 class Writes:
     """Rows that note the options with which they are written."""
 
