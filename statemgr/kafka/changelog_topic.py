@@ -72,10 +72,11 @@ class ChangelogTopics:
         config = self._metadata.settings([topic])[topic]
         return TopicInfo(topic, str(found.topic_id), len(found.partitions), config)
 
-    def survey(self, topics: Collection[str]) -> Mapping[str, TopicBounds]:
+    def survey(self, topics: Collection[str], only: Collection[int] | None = None) -> Mapping[str, TopicBounds]:
         """Raises: UnavailableError, AccessDenied."""
         described = self._metadata.describe(sorted(topics))
         partitions = [(topic, one.id) for topic, found in described.items() for one in found.partitions]
+        partitions = [(topic, number) for topic, number in partitions if only is None or number in only]
         starts, ends = self._metadata.starts(partitions), self._metadata.ends(partitions)
         bounds: dict[str, dict[int, tuple[int, int]]] = {topic: {} for topic in described}
         for topic, number in starts.keys() & ends.keys():

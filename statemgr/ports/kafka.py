@@ -194,8 +194,9 @@ class Changelog(Protocol):
     def describe(self, topic: str) -> TopicInfo:
         """Raises: MissingState when the topic does not exist."""
 
-    def survey(self, topics: Collection[str]) -> Mapping[str, TopicBounds]:
-        """Those of the topics that exist, with all their partitions, in three requests."""
+    def survey(self, topics: Collection[str], only: Collection[int] | None = None) -> Mapping[str, TopicBounds]:
+        """Those of the topics that exist, with the bounds of all their partitions or of ``only`` these, in three
+        requests."""
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the high watermark (queried with read_uncommitted)."""

@@ -24,6 +24,8 @@ from statemgr.ports import Changelog, ChangelogRecord, Clock, Delivered, StoreId
 MOST_COUNTED = 10_000
 #: Seconds for which an answer of the brokers is used again, for many tasks and stores.
 _FRESH_S = 10.0
+#: A task is open if somebody has asked about its changelogs within these seconds: owners do so every minute.
+_OPEN_S = 180.0
 #: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
 MARGIN_MS = 60_000
 
@@ -262,7 +264,8 @@ def ends_with(changelog: Changelog, marker: ChangelogMarker, end: int) -> bool:
 
 
 class Losses:
-    """Asks about all changelogs of a job at once, in three requests. Safe to use from many threads."""
+    """Asks about all changelogs of a job at once, in three requests: about the partitions of the tasks that are open
+    here, or about all if a task has just been opened. Safe to use from many threads."""
 
     def __init__(self, changelog: Callable[[], Changelog], topics: Collection[str], clock: Clock) -> None:
         self._changelog = changelog
@@ -271,19 +274,29 @@ class Losses:
         self._lock = threading.Lock()
         self._asked = float("-inf")
         self._found: Mapping[str, TopicBounds] = {}
+        #: The partitions that the answer has; None for all of them.
+        self._answered: frozenset[int] | None = None
+        #: Partition → when somebody asked about it last.
+        self._sought: dict[int, float] = {}
 
     def of(self, marker: ChangelogMarker) -> str | None:
         """What a restore from the marker would lack; None if nothing. Raises: UnavailableError, AccessDenied."""
         with self._lock:
-            was_asked = self._clock.monotonic() - self._asked > _FRESH_S and self._ask(marker.topic)
+            now, was_asked = self._clock.monotonic(), False
+            if now - self._asked > _FRESH_S:
+                is_open = frozenset(number for number, asked in self._sought.items() if now - asked < _OPEN_S)
+                was_asked = self._ask(marker.topic, is_open or None)
+            self._sought[marker.partition] = now
+            if self._answered is not None and marker.partition not in self._answered:
+                was_asked = self._ask(marker.topic, None)
             loss = loss_of(marker, self._found.get(marker.topic))
             if loss is not None and not was_asked:  # the marker may be newer than the answer
-                self._ask(marker.topic)
+                self._ask(marker.topic, self._answered)
                 loss = loss_of(marker, self._found.get(marker.topic))
             return loss
 
-    def _ask(self, topic: str) -> bool:
+    def _ask(self, topic: str, only: frozenset[int] | None) -> bool:
         asked = self._clock.monotonic()
-        self._found = self._changelog().survey(self._topics | {topic})
-        self._asked = asked
+        self._found = self._changelog().survey(self._topics | {topic}, only)
+        self._asked, self._answered = asked, only
         return True

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from statemgr import StateManager
+from statemgr.backends.changelog.integrity import Losses
 from statemgr.errors import MissingState
+from statemgr.kafka.changelog_topic import ChangelogTopics
+from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.ports import TopicBounds
 from statemgr.reader import JobReader
 from statemgr.testing.memory_servers import MemoryServers
+from tests.blob_faults import ManualClock
 from tests.commits import TASK, write
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
+    "job.tasks": 8,
     "task.checkpoint.retained": 3,
     "task.backup.factories": ["kafka-changelog"],
     "stores.totals.value.serde": "bytes",
@@ -39,3 +48,31 @@ def test_an_older_checkpoint_whose_records_are_gone_is_refused(servers: MemorySe
             reader.open_store(TASK, "totals", str(older.checkpoint_id)),
         ):
             pass
+
+
+def test_a_look_asks_for_the_partitions_of_open_tasks(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with few tasks of many asks for their partitions only, and for all when it opens another task."""
+    config = servers.on_disk(servers.config, "disk")
+    with StateManager(config, services=servers.services) as manager:
+        markers = []
+        for name in ("Partition 2", "Partition 5"):
+            with manager.open_task(name) as task:
+                write(task, {b"a": b"1"})
+                markers.append(task.commit({}).marker("kafka-changelog", "totals"))
+    services, clock, asked = servers.services(config), ManualClock(), list[int]()
+    survey = ChangelogTopics.survey
+
+    def count(self: ChangelogTopics, *arguments: Any) -> Mapping[str, TopicBounds]:
+        found = survey(self, *arguments)
+        asked.append(sum(len(one.bounds) for one in found.values()))
+        return found
+
+    monkeypatch.setattr(ChangelogTopics, "survey", count)
+    losses = Losses(services.changelog, [config.stores["totals"].changelog_topic], clock)
+    for marker in (markers[0], markers[0], markers[1], markers[1]):
+        assert isinstance(marker, ChangelogMarker)
+        assert losses.of(marker) is None
+        clock.now += 60
+    # all at first and for the new task
+    assert asked == [8, 1, 1, 8, 2]
+    services.close()
