@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -58,12 +60,34 @@ class Example:
 
     def built_java(self, here: Path, main: str) -> list[str]:
         """Build an example's Java sources with the jars of its pom.xml, once. Returns: how a command line begins."""
-        library, classes = self.directory / "lib", self.directory / "classes"
-        if not classes.exists():
-            copy = ["dependency:copy-dependencies", f"-DoutputDirectory={library}"]
+
+        def build(made: Path) -> None:
+            copy = ["dependency:copy-dependencies", f"-DoutputDirectory={made / 'lib'}"]
             run("mvn", "-q", "-B", "-f", here / "pom.xml", *copy)
-            run("javac", "-cp", f"{library}/*", "-d", classes, *(here / "src/main/java").glob("*.java"))
-        return ["java", "-Xmx256m", "-cp", f"{classes}:{here / 'src/main/resources'}:{library}/*", main]
+            sources = (here / "src/main/java").glob("*.java")
+            run("javac", "-cp", f"{made / 'lib'}/*", "-d", made / "classes", *sources)
+
+        made = self._built("java", build)
+        classes = f"{made / 'classes'}:{here / 'src/main/resources'}:{made / 'lib'}/*"
+        return ["java", "-Xmx256m", "-cp", classes, main]
+
+    def built_python(self, package: str) -> Path:
+        """Make a virtual environment with a package, once. Returns: its interpreter."""
+
+        def build(made: Path) -> None:
+            venv.create(made, with_pip=True)
+            run(made / "bin" / "python", "-m", "pip", "install", "-q", package)
+
+        return self._built("python", build) / "bin" / "python"
+
+    def _built(self, name: str, build: Callable[[Path], None]) -> Path:
+        """A directory that gets its name when it is complete, so that an interrupted build begins again."""
+        target, made = self.directory / name, self.directory / f"{name}.new"
+        if not target.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            build(made)
+            made.rename(target)
+        return target
 
     def await_stopped(self, group: str) -> None:
         """Wait until no member of the old job's consumer group is left."""

@@ -4,7 +4,6 @@ Quix Streams 3.28.1 is installed in a virtual environment of its own.
 """
 
 import sys
-import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -13,10 +12,7 @@ sys.path.insert(0, str(HERE.parent))
 from steps import Example, run  # noqa: E402 - it is next to the examples
 
 example = Example("quix")
-python = example.directory / "venv" / "bin" / "python"
-if not python.exists():
-    venv.create(python.parents[1], with_pip=True)
-    run(python, "-m", "pip", "install", "-q", "quixstreams==3.28.1")
+python = example.built_python("quixstreams==3.28.1")
 
 # 1. the old job counts the first half of the rows, commits and stops
 example.send_half()

@@ -4,7 +4,6 @@ Quix Streams 3.28.1 is installed in a virtual environment of its own.
 """
 
 import sys
-import venv
 from pathlib import Path
 
 from confluent_kafka import Message
@@ -22,10 +21,7 @@ HOUR_MS = 3_600_000
 STORE = f"tumbling_window_{HOUR_MS}"
 
 example = Example("quix")
-python = example.directory / "venv" / "bin" / "python"
-if not python.exists():
-    venv.create(python.parents[1], with_pip=True)
-    run(python, "-m", "pip", "install", "-q", "quixstreams==3.28.1")
+python = example.built_python("quixstreams==3.28.1")
 
 # 1. the old job counts the first half of the rows in windows of an hour, commits and stops
 example.send_half()

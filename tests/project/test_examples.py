@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from examples.steps import Example
 from tests.peers.environments import kept
 from tests.servers import KafkaServer
 
@@ -54,3 +56,20 @@ def test_a_query_of_spark_moves_here_and_back(kafka: KafkaServer) -> None:
     """The query runs on Spark's engine, on statemgr and on Spark's engine again. No row is lost or counted twice."""
     with example(kafka, "from-transform-with-state") as printed:
         assert "50 keys, and each has counted 30 rows" in printed
+
+
+def test_a_build_that_was_interrupted_begins_again(tmp_path: Path) -> None:
+    """A directory has its name only when it is complete, and then it is used again."""
+    example = Example.__new__(Example)
+    example.directory = tmp_path
+
+    def build(made: Path, fails: bool = False) -> None:
+        made.mkdir()
+        (made / f"file-{fails}").touch()
+        if fails:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        example._built("java", partial(build, fails=True))
+    for _ in range(2):
+        assert [path.name for path in example._built("java", build).iterdir()] == ["file-False"]
