@@ -138,7 +138,7 @@ class RunningQuery(StreamingQuery):
             return BatchMismatch(
                 "the checkpoint location was made by a query with another number of sources",
                 hint="take a new location, or undo the change: of the input, or of "
-                "spark.sql.streaming.noDataMicroBatches.enabled, with which statemgr adds a source",
+                "spark.sql.streaming.noDataMicroBatches.enabled, which adds a source",
                 job=self._manager.config.job_name,
             )
         return self._driver.failure or find(text) or self._driver.lost_location() or error

@@ -266,9 +266,9 @@ class _Wiring:
         with ExitStack() as closing:
             closing.callback(self._scratch.close)
             closing.callback(self._close_made)
+            closing.callback(self._executors.close)
             if not self._shares_clock:
-                self._give_up()  # nobody waits any more for what still runs in the background
-            self._executors.close()
+                closing.callback(self._give_up)  # nobody waits any more for what still runs in the background
 
     def _close_made(self) -> None:
         with self._lock, ExitStack() as closing:

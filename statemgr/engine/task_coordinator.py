@@ -90,7 +90,9 @@ class TaskCoordinator(Coordinator):
     ) -> Checkpoint:
         record = self.published.records[self._task]
         assert record is not None
-        self.output.published(len(frozen.produced))  # first: whatever fails after it, no output is sent twice
+        # first: whatever fails after it, no output is sent twice, and no blob expires
+        self.output.published(len(frozen.produced))
+        self._clean_up.published(prepared)
         for name, part in frozen.stores.items():
             self._stores[name].acknowledged(part, prepared.stores[name].state_id)
         self._refill -= frozen.base.refill

@@ -134,7 +134,8 @@ def is_alive(directory: Path, token: str) -> bool:
             return False
         raise
     try:
-        if not _locked(descriptor):
+        # shared: somebody else may look at another sign of the same dead process, which is the same file
+        if not _locked(descriptor, fcntl.LOCK_SH):
             return True
         with suppress(FileNotFoundError):
             os.unlink(path)
@@ -177,10 +178,10 @@ def exclusive(lock: Path, clock: Clock) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock a file until its descriptor is closed, unless another descriptor has it locked."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

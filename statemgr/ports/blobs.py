@@ -111,7 +111,7 @@ class BlobStore(Protocol):
         """Delete blobs with as few requests as possible. Returns: the blobs that could not be deleted, and why."""
 
     def close(self) -> None:
-        """Close connections. Requests in progress may end with UnavailableError."""
+        """Close connections. Idempotent. Requests in progress may end with UnavailableError."""
 
 
 @runtime_checkable

@@ -74,8 +74,10 @@ class Checks:
 
 def _nullable(check: Check) -> Check:
     def nullable(value: Any) -> None:
+        if isinstance(value, tuple):  # a pair has the name of its type first
+            value = value[-1]
         if value is not None:
-            check(value[-1] if isinstance(value, tuple) else value)  # a pair has the name of its type first
+            check(value)
 
     return nullable
 
@@ -106,7 +108,7 @@ def _whole(bits: int, at: str) -> Check:
     most = 1 << (bits - 1)
 
     def check(value: Any) -> None:
-        if int(value) != value or not -most <= value < most:
+        if not (type(value) is int or int(value) == value) or not -most <= value < most:
             raise ValueError(f"{at} takes whole numbers of {bits} bits")
 
     return check

@@ -206,7 +206,7 @@ class WriteBuffer:
         after_error, self._pending = self._pending, changes
         try:
             self._local.write(changes.items())
-            after_error = {}
+            after_error, self._pending_bytes = {}, 0
             self._keys_written += len(changes)
             if self._changes is not None:
                 self._changes.extend(changes)

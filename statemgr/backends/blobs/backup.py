@@ -70,7 +70,7 @@ class BlobBackup(SegmentBackupManager):
             drafts = [self._chains.draft(*request, segments=self.needs_changes) for request in snapshots]  # 1
             written = {draft: self._inline(draft, portable) for draft in drafts}  # 2, 3
         large = [draft for draft, made in written.items() if made is None]
-        stored = Stored("", b"", shared=False)
+        stored = Stored("", b"")
         if large:
             stored = self._store_together(large, written)
             if isinstance(stored.body, bytes) and not portable:
@@ -142,8 +142,8 @@ class BlobBackup(SegmentBackupManager):
             size += sum(ref.size for ref in refs if ref is not None and ref.blob_id == stored.blob_id)
             if draft.changes.count:
                 draft.writer.persisted(chain.segments[-1], self._chains.now())
-            if stored.shared:
-                self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end)
+            if stored.tasks:
+                self._shared.stored(stored.blob_id, draft.snapshot.identity, chain.end, stored.tasks)
         self._catalogue.remember_chain(marker, chain)
         return PreparedBackup(marker, added_blobs=added, added_bytes=size)
 

@@ -26,6 +26,7 @@ from itertools import chain
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import segments_prefix, store_prefix
 from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
+from statemgr.logs import counted
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.snapshot import SnapshotIndex
@@ -235,29 +236,39 @@ class SharedSegments:
     A task's own clean-up cannot know whether another task needs such a blob. A task stops needing it when no checkpoint
     that the task retains refers to it, and when its newest one has a snapshot that covers the task's changes there:
     until then, a commit that is under way may refer to it. That stays true for a task that another process has taken
-    over, because new checkpoints refer to new blobs and to those of retained checkpoints. Garbage collection deletes
-    blobs that such a task needed when it left, and those of earlier processes. Safe to use from many threads.
+    over, because new checkpoints refer to new blobs and to those of retained checkpoints; and a task is opened again
+    here only after its last commit has ended. Garbage collection deletes blobs that such a task needed when it left,
+    and those of earlier processes. Safe to use from many threads.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: blob → store that may need it → the sequence number after its last change there; oldest first
+        #: blob → store that may need it → the sequence number after its last change there; oldest first. A task that
+        #: has not said which stores has an empty name of a store
         self._needed: dict[str, dict[StoreIdentity, int]] = {}
         #: store → the blobs that it may need
         self._of_store: dict[StoreIdentity, dict[str, None]] = {}
         #: blob that no store needs → since when
         self._unneeded: dict[str, float] = {}
+        self._failed = False
 
-    def stored(self, blob_id: str, owner: StoreIdentity, end: int) -> None:
-        """Note that a blob has a store's changes below ``end`` (and after its earlier segments)."""
+    def stored(self, blob_id: str, owner: StoreIdentity, end: int, tasks: Collection[str]) -> None:
+        """Note that a blob has a store's changes below ``end`` (and after its earlier segments).
+
+        Args:
+            tasks: all that share the blob. Until each of them has said what it has there, it may need the blob.
+        """
         with self._lock:
-            self._needed.setdefault(blob_id, {})[owner] = end
+            if blob_id not in self._needed:
+                self._needed[blob_id] = {replace(owner, task=task, store=""): 0 for task in tasks}
+            self._needed[blob_id].pop(replace(owner, store=""), None)
+            self._needed[blob_id][owner] = end
             self._of_store.setdefault(owner, {})[blob_id] = None
             while len(self._needed) > _MOST_SHARED:
                 oldest = next(iter(self._needed))
                 for store in self._needed.pop(oldest):
-                    del self._of_store[store][oldest]
+                    self._of_store.get(store, {}).pop(oldest, None)
 
     def retained(self, needs: Mapping[StoreIdentity, Sequence[Needs]]) -> None:
         """Note what the retained markers of some stores need (newest first). A store without any may have its first
@@ -280,12 +291,17 @@ class SharedSegments:
         """If it is time, delete the blobs that no store needs. Those that could not be deleted are tried again."""
         with self._lock:
             now, oldest = self._monotonic(), next(iter(self._unneeded.values()), None)
-            if oldest is None or (len(self._unneeded) < _MANY and now - oldest < _SECONDS):
+            is_many = len(self._unneeded) >= _MANY and not self._failed
+            if oldest is None or not (is_many or now - oldest >= _SECONDS):
                 return
             unneeded, self._unneeded = self._unneeded, {}
         failed: Collection[str] = unneeded
         try:
-            failed = transfer().delete_all(unneeded)
+            errors = transfer().delete_all(unneeded)
+            for error in [*errors.values()][:1]:
+                log.warning("%s were not deleted: %s", counted(len(errors), "blob"), error)
+            failed = errors
         finally:
             with self._lock:
-                self._unneeded |= dict.fromkeys(failed, now)
+                self._failed = bool(failed)
+                self._unneeded = {**dict.fromkeys(failed, now), **self._unneeded}

@@ -34,11 +34,11 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A batch that was uploaded: its name, its content, and whether several tasks share it."""
+    """A batch that was uploaded: its name, its content, and the tasks that share it, if there are several."""
 
     blob_id: str
     body: Body
-    shared: bool
+    tasks: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False)
@@ -132,9 +132,8 @@ class SegmentBatches:
     def _stored(self, batch: _Batch) -> Stored:
         body = batch.blob.body()
         if not batch.blob.size:
-            return Stored("", body, False)
-        shared = len(batch.tasks) > 1
-        name = segments_blob(batch.owner, batch.attempt)
-        if shared:
-            name = shared_segments_blob(batch.owner, self._services.ids.attempt_id())
-        return Stored(self._services.transfer().put_hedged(name, body), body, shared)
+            return Stored("", body)
+        tasks, name = frozenset[str](), segments_blob(batch.owner, batch.attempt)
+        if len(batch.tasks) > 1:
+            tasks, name = frozenset(batch.tasks), shared_segments_blob(batch.owner, self._services.ids.attempt_id())
+        return Stored(self._services.transfer().put_hedged(name, body), body, tasks)

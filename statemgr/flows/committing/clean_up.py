@@ -46,8 +46,9 @@ class CleanUp:
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
         self.damage = Damage(task)
-        #: the newest markers, if they are not checked yet: a dead owner may have left their blobs with a TTL
-        self._unread: list[tuple[str, str, Marker]] = []
+        #: the newest markers that are not checked yet, because a dead owner may have left their blobs with a TTL, and
+        #: whether each is the current checkpoint's
+        self._unread: list[tuple[str, str, Marker, bool]] = []
         self.lost_blobs = False
         self.skipped: dict[str, StatemgrError] = {}
 
@@ -73,7 +74,7 @@ class CleanUp:
             for factory, of_store in checkpoint.state_checkpoint_markers.items():
                 for store, marker in of_store.items():
                     newest.setdefault((factory, store), marker)
-        self._unread = [(factory, store, marker) for (factory, store), marker in newest.items()]
+        self._unread = [(*of, marker, current.marker(*of) == marker) for of, marker in newest.items()]
         now = self._now_ms()
         for attachment in current.attachments:
             if attachment.blob:
@@ -147,26 +148,26 @@ class CleanUp:
     def _read_added(self) -> None:
         """Remove the TTLs of the blobs that the last commit of a dead owner added, marker by marker."""
         while self._unread:
-            factory, store, marker = self._unread[-1]
+            factory, store, marker, is_current = self._unread[-1]
             added: Sequence[str] = ()
             try:
                 if factory not in self.skipped:
                     manager = self._services.backup_manager(factory)
                     added = manager.added_blobs(self._services.identity(self._task, store), marker)
             except (MissingError, CorruptError) as error:
-                self._damaged(factory, store, error)
+                self._damaged(factory, store, error, is_current=is_current)
             except StatemgrError as error:
                 self._skip_unreachable(factory, error)
             if self._remove_ttls(added) & set(added):
-                self._damaged(factory, store, "it has lost blobs")
+                self._damaged(factory, store, "it has lost blobs", is_current=is_current)
             self._unread.pop()
 
-    def _damaged(self, factory: str, store: str, why: object) -> None:
+    def _damaged(self, factory: str, store: str, why: object, *, is_current: bool) -> None:
         config = self._services.config.stores.get(store)
-        if config is not None and factory in config.backup_factories:
+        if is_current and config is not None and factory in config.backup_factories:
             self.damage.found(factory, store, why)
         else:
-            what = "%s: the state in %s that store %s no longer uses is damaged: %s"
+            what = "%s: older state in %s, which store %s does not need, is damaged: %s"
             log.warning(what, self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:

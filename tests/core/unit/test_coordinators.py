@@ -77,7 +77,8 @@ def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: p
 
 
 def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protocol 1: published output is forgotten before anything else that may fail."""
+    """Protocol 1, protocol 8: published output is forgotten before anything else that may fail, and the TTLs of
+    published blobs are not."""
     servers.broker.create("out", 1)
 
     def fail(*_: object) -> None:
@@ -93,6 +94,7 @@ def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, m
                 task.commit({"orders-0": 1})
         task.commit({"orders-0": 2})
     assert [entry.value for _, _, entry in servers.broker.committed("out")] == [b"once"]
+    assert not with_ttl(servers)
 
 
 @pytest.fixture

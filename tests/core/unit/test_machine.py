@@ -53,7 +53,7 @@ def test_a_close_waits_for_no_try_in_the_background(tmp_path: Path) -> None:
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
-    assert waiting.done()
+    waiting.result(30)
 
 
 def test_ids_are_unique() -> None:

@@ -118,7 +118,7 @@ def test_commits_that_come_together_share_a_blob(batches: SegmentBatches, store:
     assert store.names[0].startswith("j/1/_segments/")
     data = content(store, store.names[0])
     for number, (ref, stored) in enumerate(found):  # type: ignore[misc]
-        assert stored.shared
+        assert len(stored.tasks) > 1
         assert stored.blob_id == store.names[0]
         assert data[ref.offset : ref.offset + ref.size] == b"%d" % number * 100
         assert ref.hash == content_hash(b"%d" % number * 100)
@@ -128,7 +128,7 @@ def test_a_commit_alone_waits_for_nobody(batches: SegmentBatches, store: SlowSto
     """C7: if no other commit is coming, the upload starts at once, under the task's own name."""
     _, stored = write(batches, 3, b"x")
     assert stored.blob_id == "j/1/Partition_3/_segments/3-a"
-    assert not stored.shared
+    assert not stored.tasks
 
 
 def test_a_batch_that_nobody_can_run_gets_no_commits(
@@ -179,7 +179,7 @@ def test_a_batch_that_ends_when_the_wait_does_is_stored(batches: SegmentBatches)
         def result(self, timeout: float | None = None) -> Stored:
             if self.done():
                 return super().result()
-            self.set_result(Stored("name", b"", shared=False))
+            self.set_result(Stored("name", b""))
             raise TimeoutError
 
     assert batches.wait(Late()).blob_id == "name"

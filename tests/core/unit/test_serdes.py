@@ -224,7 +224,7 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
         ("int", [-(1 << 31)], [1 << 31]),
         ({"type": "long", "logicalType": "timestamp-millis"}, [datetime(2026, 11, 27, tzinfo=UTC)], [1.5]),
         ("boolean", [False, 1], ["no", None, 5]),
-        (["null", "float"], [None, 0.5, 3e38, float("inf")], [1e300]),
+        (["null", "float"], [None, ("null", None), 0.5, 3e38, float("inf")], [1e300]),
         ({"type": "array", "items": "string"}, [["ab"]], ["ab", {"a": "b"}]),
         ({"type": "map", "values": "long"}, [{"a": 1}], [{"a": 1.5}]),
         (["null", "R"], [{"x": None}, {"-type": "R"}], [{"y": 1}, {"x": {"y": 1}}]),

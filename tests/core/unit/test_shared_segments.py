@@ -41,7 +41,7 @@ def test_a_blob_that_could_not_be_deleted_is_tried_again() -> None:
     now = 0.0
     shared = SharedSegments(lambda: now)
     transfer = Transfer({"blob": UnavailableError("away")})
-    shared.stored("blob", _ONE, 1)
+    shared.stored("blob", _ONE, 1, {_ONE.task})
     shared.retained({_ONE: [Needs((), _INDEX, 1)]})
     for _ in range(3):
         now += 3600
@@ -54,10 +54,10 @@ def test_a_blob_is_deleted_when_no_task_may_need_it(monkeypatch: pytest.MonkeyPa
     a commit may be under way."""
     monkeypatch.setattr(clean_up, "_MANY", 1)
     shared, transfer = SharedSegments(lambda: 0.0), Transfer()
-    shared.stored("blob", _ONE, 5)
-    shared.stored("blob", _OTHER, 5)
+    shared.stored("blob", _OTHER, 5, {_ONE.task, _OTHER.task})
+    shared.retained({_OTHER: [Needs((), _INDEX, 5)]})
+    shared.stored("blob", _ONE, 5, {_ONE.task, _OTHER.task})
     still_needed: list[dict[StoreIdentity, list[Needs]]] = [
-        {_OTHER: [Needs((), _INDEX, 5)]},
         {_ONE: []},
         {_ONE: [Needs((), _INDEX, 4)]},
         {_ONE: [Needs((), _INDEX, 9), Needs(("blob",), _INDEX, 2)]},
