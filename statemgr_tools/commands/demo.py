@@ -95,7 +95,8 @@ def _tiny(seed: int | None, as_json: bool) -> bool:
 
     from statemgr_tools.demo.tiny import tiny, to_json
 
-    found = to_json(tiny(_drawn(seed), Console(stderr=as_json)))
+    seed = _drawn(seed)
+    found = to_json(tiny(seed, Console(stderr=as_json)), seed)
     if as_json:
         _print_json(found)
     return bool(found["equal"])

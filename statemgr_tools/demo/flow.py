@@ -192,9 +192,12 @@ def _first_answer(settings: Settings, run: Run, config: JobConfig, progress: Pro
 
 def _list_checkpoints(run: Run) -> str:
     command = [sys.executable, "-m", "statemgr", "checkpoints", "list", "--config", str(run.config)]
-    listing = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "140"}
-    )
+    try:
+        listing = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "140"}
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"`statemgr checkpoints list` has not ended within {error.timeout:.0f} s"
     return listing.stdout if listing.returncode == 0 else f"{listing.stdout}{listing.stderr}"
 
 

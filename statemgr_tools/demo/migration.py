@@ -46,7 +46,8 @@ _TASKS_AFTER_RESCALE = 6
 #: The kill comes up to this many seconds after the commands of its stage, in any phase of a batch.
 _KILL_WITHIN_S = 1.5
 _BATCH_DEADLINE_S = 180.0
-_COMMAND_DEADLINE_S = 240.0
+#: Seconds for which a command waits for the job, and those after which a command counts as hung.
+_WAIT_S, _COMMAND_DEADLINE_S = 300, 420.0
 
 
 def migrate(settings: Settings, environment: Mapping[str, str], console: Console) -> MigrationSummary:
@@ -157,18 +158,18 @@ class Walk:
             self._command("migrate", "plan")
             self._command("migrate", "advance", "--write")
             self._restart()
-            self._command("migrate", "advance", "--wait", "--timeout", "300")
+            self._command("migrate", "advance", "--wait", "--timeout", str(_WAIT_S))
             self._look(both=target < 4)
         self._rescale()
         self._kill()
         self._command("migrate", "rollback", "--write")  # writes the changelogs but stops nothing, so the job is down
         self._start()
-        self._command("migrate", "rollback", "--wait", "--timeout", "300")
+        self._command("migrate", "rollback", "--wait", "--timeout", str(_WAIT_S))
         self._look(both=True)
         for target in (2, 1):
             self._command("migrate", "rollback", "--write")
             self._restart()
-            self._command("migrate", "rollback", "--wait", "--timeout", "300")
+            self._command("migrate", "rollback", "--wait", "--timeout", str(_WAIT_S))
             self._look(both=target > 1)
 
     def finish(self) -> None:
@@ -232,13 +233,17 @@ class Walk:
 
     def _command(self, *arguments: str) -> None:
         """Run a command as an operator does. Raises: StatemgrError if its exit status is not 0."""
-        began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "statemgr", *arguments, "--config", str(self.run.config)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_COMMAND_DEADLINE_S,
-            env={**os.environ, "COLUMNS": "140"},
-        )  # fmt: skip
-        text = f"statemgr {' '.join(arguments)}"
+        began, text = time.monotonic(), f"statemgr {' '.join(arguments)}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "statemgr", *arguments, "--config", str(self.run.config)],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_COMMAND_DEADLINE_S,
+                env={**os.environ, "COLUMNS": "140"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise StatemgrError(
+                f"`{text}` has not ended within {_COMMAND_DEADLINE_S:.0f} s", hint=f"see {self.run.log}"
+            ) from error
         with self.run.log.open("a") as log:
             log.write(f"$ {text}\n{done.stdout}{done.stderr}")
         self._check_alive()

@@ -92,14 +92,21 @@ class KafkaBroker(Server):
         return secrets.token_urlsafe(16).replace("-", "A")
 
     def _format(self, command: list[str], properties: Path) -> None:
-        run = subprocess.run(
-            [*command, self.new_cluster_id(), "--config", str(properties)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        try:
+            run = subprocess.run(
+                [*command, self.new_cluster_id(), "--config", str(properties)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(
+                f"the Kafka broker's data directory was not formatted within {error.timeout:.0f} s",
+                hint="this machine is very busy: try again",
+                directory=str(self.directory),
+            ) from error
         if run.returncode != 0:
             lines = (run.stderr or run.stdout).strip().splitlines()
             raise UnavailableError(

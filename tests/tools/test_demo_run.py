@@ -6,8 +6,11 @@ import io
 import json
 import os
 import signal
+import subprocess
 from decimal import Decimal
 from pathlib import Path
+from random import Random
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -15,9 +18,11 @@ from rich.console import Console
 
 from statemgr import JobConfig
 from statemgr.cli.main import cli
-from statemgr.errors import InvalidError
+from statemgr.errors import InvalidError, StatemgrError
 from statemgr_tools.demo import first_answer as demo_first_answer
+from statemgr_tools.demo import migration
 from statemgr_tools.demo.child import Outcome
+from statemgr_tools.demo.migration import Walk
 from statemgr_tools.demo.pipeline import java_options
 from statemgr_tools.demo.settings import own_directory
 from statemgr_tools.demo.show import first_answer_table, totals_table
@@ -197,3 +202,17 @@ def test_names_of_columns_are_shown_as_they_are() -> None:
     Console(file=out, width=100).print(totals_table([Side("recount", {})], ["rate [/h]", "[red]"], "rows"))
     assert "rate [/h]: sum" in out.getvalue()
     assert "[red]: sum" in out.getvalue()
+
+
+def test_a_command_of_the_migration_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command has longer than it waits for the job, and one that does not end is named."""
+    walk = Walk(Mock(config=tmp_path / "job.toml", log=tmp_path / "log"), Mock(), Random(1), Mock(), Mock())
+
+    def hang(command: list[str], timeout: float, **_: object) -> None:
+        assert timeout > int(command[command.index("--timeout") + 1])
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(StatemgrError, match="advance --wait --timeout 300` has not ended") as caught:
+        walk._command("migrate", "advance", "--wait", "--timeout", str(migration._WAIT_S))
+    assert str(tmp_path / "log") in str(caught.value.hint)

@@ -38,6 +38,7 @@ def test_a_total_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(tiny, "_STAGES", tiny._STAGES[:1])
     ran = CliRunner().invoke(cli, ["demo", "--tiny", "--seed", "1", "--json"])
     assert ran.exit_code == 1
+    assert '"seed": 1,' in ran.stdout
     assert '"equal": false' in ran.stdout
     assert re.search(r'"wrong": \[\s+"customer-\d+"\s+\]', ran.stdout)
 
