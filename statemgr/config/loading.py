@@ -47,8 +47,12 @@ _SECRET_KEY = re.compile(
     r"password|passwd|passphrase|secret|token|credential|jaas|oauth|\bsasl\.(?!mechanisms?$)|\.pem$|access\.key|user\.info|connection\.string",
     re.IGNORECASE,
 )
-#: The user and the password in a URL, or before a host without a scheme. In `abfss`, a container is before the @.
-_USER_INFO = re.compile(r"((?<!abfss)://|^(?=[^/@]*:[^/]))(.+)@", re.DOTALL)
+#: The user and the password in a URL. The paths of blobs may have an @, and in `abfss`, a container is before the @.
+_BEFORE_USER = r"https?://|(?<!abfss)://(?=[^/]*[:@])"
+_USER_INFO = re.compile(rf"({_BEFORE_USER})(.+)@", re.DOTALL)
+#: The same in the value of an address, which may have no scheme.
+_USER_INFO_OF_ADDRESS = re.compile(rf"({_BEFORE_USER}|^(?=[^/@]*:[^/]))(.+)@", re.DOTALL)
+_ADDRESS_KEY = re.compile(r"(url|uri|proxy|endpoint|servers)$")
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -132,17 +136,17 @@ def _checked(entry: Key, key: str, value: object, *, may_show: bool) -> Value:
     try:
         return entry.kind.parse(value)
     except (ValueError, OverflowError, RecursionError):
-        shown = f", not {_short(value)}" if may_show else ""
+        shown = f", not {_short(key, value)}" if may_show else ""
         hint = None if may_show else "the value is hidden: it is a secret, or comes from a reference"
         raise ConfigError(f"{key} must be {entry.kind.expected}{shown}", key=key, hint=hint) from None
 
 
-def _short(value: object) -> str:
+def _short(key: str, value: object) -> str:
     try:
         written = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
         written = f"this {type(value).__name__}"
-    text = without_user(written)  # a URI may have a password where none belongs
+    text = without_user(key, written)  # a URI may have a password where none belongs
     return text if len(text) <= 80 else text[:77] + "…"
 
 
@@ -223,15 +227,15 @@ def hidden_texts(values: Mapping[str, object]) -> frozenset[str]:
     Texts of fewer than four letters are left out, because masking them would make messages unreadable.
     """
     found: set[str] = set()
-    urls = [value for value in values.values() if isinstance(value, str)]
+    urls = [(key, value) for key, value in values.items() if isinstance(value, str)]
     for key, value in values.items():
         for reference in _REFERENCE.finditer(value) if isinstance(value, str) else ():
             with suppress(ConfigError):  # it cannot be resolved
-                urls.append(resolve(key, reference[0]))
-                found.add(urls[-1])
+                urls.append((key, resolve(key, reference[0])))
+                found.add(urls[-1][1])
         if is_secret(key) and not has_reference(value):
             found.add(str(value))
-    for user in filter(None, map(_USER_INFO.search, urls)):
+    for user in filter(None, (_user_info(key).search(url) for key, url in urls)):
         found |= {user[2], user[2].partition(":")[2]}
     return frozenset(part for text in found for part in (text, text.strip(), repr(text)[1:-1]) if len(part) >= _SHORT)
 
@@ -249,16 +253,20 @@ def is_secret(key: str) -> bool:
     return bool(_SECRET_KEY.search(key))
 
 
-def without_user(url: str) -> str:
-    """The text with the user and the password of a URL masked."""
-    return _USER_INFO.sub(rf"\g<1>{MASK}@", url)
+def without_user(key: str, url: str) -> str:
+    """The value of a key with the user and the password of a URL masked."""
+    return _user_info(key).sub(rf"\g<1>{MASK}@", url)
 
 
 def masked(key: str, value: object) -> object:
     """The value of a key to show: a mask for a secret key, unless the whole value is a reference, and for the user and
     the password in a URL."""
     if not is_secret(key):
-        return without_user(value) if isinstance(value, str) else value
+        return without_user(key, value) if isinstance(value, str) else value
     if isinstance(value, str) and _REFERENCE.fullmatch(value):
         return value
     return MASK
+
+
+def _user_info(key: str) -> re.Pattern[str]:
+    return _USER_INFO_OF_ADDRESS if _ADDRESS_KEY.search(key) else _USER_INFO

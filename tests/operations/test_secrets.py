@@ -134,6 +134,21 @@ def test_the_password_in_a_url_is_masked(monkeypatch: pytest.MonkeyPatch, how: s
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("blob.store.uri", "file:///home/ann@corp.local/blobs"),
+        ("blob.store.uri", "s3://bucket/team:v1@x/blobs"),
+        ("kafka.group.id", "orders:v1@prod"),
+    ],
+)
+def test_what_is_no_password_stays(key: str, value: str) -> None:
+    """An @ in a path or in a name has no password before it. A mask would hide `/home/ann` in every line of the log."""
+    config = JobConfig.from_mapping({"job.name": "orders", key: value})
+    assert config.masked()[key] == value
+    assert config.hider()(value) == value
+
+
 def test_no_error_shows_a_secret() -> None:
     """Neither the message nor the traceback of an error contains a value, whatever is wrong."""
     bad: list[dict[str, object]] = [
@@ -160,6 +175,7 @@ def test_no_error_shows_a_secret() -> None:
         ["config", "check", "--set", SECRET],
         ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:{SECRET}@bucket/x"],
         ["--debug", "config", "check", "--set", f"blob.store.uri=s3://key:a/{SECRET}@bucket/x"],
+        ["--debug", "config", "check", "--set", f"blob.store.uri=key:{SECRET}@bucket/x"],
         ["config", "show", "--set", f"schema.registry.proxy=http://ann:{SECRET}@proxy:3128"],
         ["config", "check", "--set", "kafka.sasl.password", SECRET],
         ["config", "check", SECRET],

@@ -61,7 +61,7 @@ class SchemaRegistry:
                 f"the client of the Schema Registry needs the package {error.name}", hint=_PREREQUISITE
             ) from error
         #: For errors: the user and the password that it may contain are left out.
-        self._url = without_user(str(settings.get("url", "")))
+        self._url = without_user("url", str(settings.get("url", "")))
         if not self._url:
             hint = 'for example schema.registry.url = "http://localhost:8081"'
             raise ConfigError("schema.registry.url is not set", hint=hint, key="schema.registry.url")
