@@ -31,7 +31,7 @@ def command(call: Call, once: bool, interval: float) -> None:
     """Keep a copy of the state of tasks in state.dir, at most one checkpoint behind. The job is not disturbed.
 
     A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, prints one line
-    for each checkpoint that was fetched or could not be.
+    for each checkpoint that was fetched, could not be, or is not there yet.
     """
     from statemgr.operations.standby.process import Standby
 

@@ -138,7 +138,10 @@ class FollowedStore:
         """
         vanished: MissingState | None = None
         turn = self._follower.turn()
-        errors = [followed.error for followed in turn if followed.error is not None]
+        errors: list[StatemgrError] = [
+            self._follower.unknown(str(followed.task)) for followed in turn if followed.waits
+        ]
+        errors += [followed.error for followed in turn if followed.error is not None]
         unopened = {followed.task for followed in turn if followed.task is not None}
         try:
             for followed in turn:

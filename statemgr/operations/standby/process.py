@@ -55,8 +55,6 @@ class Standby:
         self._changed = threading.Condition()
         #: tasks without a checkpoint that were reported
         self._waiting: set[str | None] = set()
-        for task in tasks:
-            config.check_task(task)
         with ExitStack() as undo:
             self._services = services(config)
             undo.callback(self._services.close)
@@ -76,8 +74,6 @@ class Standby:
         """One turn. Raises: InvalidError, MissingState, CorruptRecord, UnavailableError for the topic as a whole."""
         turn = self._follower.turn()
         for followed in turn:
-            if followed.waits:
-                continue
             if followed.error is not None:
                 self._failures.inc()
                 self.metrics.failed(followed.error)
@@ -86,7 +82,7 @@ class Standby:
                 self._taken.labels(self._job, followed.task).set(followed.checkpoint.checkpoint_id.millis / 1000)
                 for restored in followed.stores:
                     self.metrics.restored(restored)
-        self._is_ready = self._is_ready or all(followed.error is None or followed.waits for followed in turn)
+        self._is_ready = self._is_ready or all(followed.error is None for followed in turn)
         return turn
 
     def run(self, report: Callable[[Followed], None], interval_s: float = 1.0) -> None:
@@ -103,8 +99,7 @@ class Standby:
                     if followed.task in self._waiting:
                         continue
                     self._waiting.add(followed.task)
-                else:
-                    failed = failed or followed.error is not None
+                failed = failed or followed.error is not None
                 report(followed)
             delay = min(2 * delay, max(_MOST_BACKOFF_S, interval_s)) if failed else interval_s
             with self._changed:

@@ -55,7 +55,7 @@ class Followed:
     @property
     def waits(self) -> bool:
         """Whether the task has not committed yet, so that there is nothing to fetch."""
-        return self.task is not None and self.checkpoint is None
+        return self.task is not None and self.checkpoint is None and self.error is None
 
 
 class Follower:
@@ -99,7 +99,11 @@ class Follower:
         records = self._log.read(self._tasks or None, only_settled=self._only_settled)  # 1
         self.there = tuple(records)
         due = sorted((task for task, record in records.items() if self._due(task, record)), key=task_index)
-        missing = [Followed(task, None, error=self._unknown(task)) for task in self._tasks if task not in records]
+        missing = [
+            Followed(task, None, error=self.unknown(task) if task in self._here else None)
+            for task in self._tasks
+            if task not in records
+        ]
         with self._services.executors.pool("standby", _TASKS_AT_ONCE) as pool:
             followed = pool.map(lambda task: self._follow(task, records[task], as_of), due)
             return [*missing, *(found for found in followed if found is not None)]
@@ -107,6 +111,17 @@ class Follower:
     def forget(self, task: str) -> None:
         """Bring the task again in the next turn."""
         self._here.pop(task, None)
+
+    def unknown(self, task: str) -> MissingState:
+        """An error for a task that has no checkpoint."""
+        return MissingState(
+            "the topic has no checkpoint of the task",
+            hint="it has not committed yet, or a rescale has removed it: `statemgr checkpoints list` shows the tasks "
+            "that have one",
+            job=self._services.config.job_name,
+            task=task,
+            topic=self._services.config.checkpoint_topic,
+        )
 
     def _due(self, task: str, record: CheckpointRecord) -> bool:
         checkpoint_id, looked = self._here.get(task, (None, 0.0))
@@ -189,12 +204,3 @@ class Follower:
         except StatemgrError as error:
             log.warning("%s: the checkpoint topic cannot be read: %s", task, error)
             return None
-
-    def _unknown(self, task: str) -> MissingState:
-        return MissingState(
-            "the topic has no checkpoint of the task",
-            hint="wait for its first commit; `statemgr checkpoints list` shows the tasks that have one",
-            job=self._services.config.job_name,
-            task=task,
-            topic=self._services.config.checkpoint_topic,
-        )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.errors import InvalidError
+from statemgr.errors import InvalidError, MissingState
 from statemgr.ids import task_name
 from statemgr.operations.standby.process import Standby
 from statemgr.operations.standby.standby import Followed
@@ -41,7 +41,22 @@ def test_a_task_that_has_not_committed_is_no_failure(servers: MemoryServers, mon
         failures = standby.metrics.registry.get_sample_value("statemgr_standby_failures_total", {"job": "orders"})
         assert not standby._condition().unready
     assert [report.task for report in reports if report.waits] == [task_name(1)]
-    assert {report.task for report in reports if report.error is None} == {TASK}
+    assert {report.task for report in reports if report.checkpoint is not None} == {TASK}
+    assert {report.error for report in reports} == {None}
     assert not failures
     with pytest.raises(InvalidError, match="the job has 2 tasks"):
         Standby(other, ["Partition 2"], services=servers.services)
+
+
+def test_a_task_that_is_gone_is_a_failure(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rescale has removed the task that the standby has: it would wait for ever, and nobody would know."""
+    config = servers.on_disk(servers.config, "owner")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.commit({"orders-0": 1})
+    with Standby(servers.on_disk(servers.config, "standby"), [TASK], services=servers.services) as standby:
+        standby.once()
+        monkeypatch.setattr(standby._log, "read", lambda *_, **__: {})
+        (gone,) = standby.once()
+        failures = standby.metrics.registry.get_sample_value("statemgr_standby_failures_total", {"job": "orders"})
+    assert isinstance(gone.error, MissingState)
+    assert failures == 1
