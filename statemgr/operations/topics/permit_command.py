@@ -47,16 +47,15 @@ def command(call: Call, only_list: bool, revoke: bool, **flags: bool) -> None:
     given = Permissions(**flags)
     if bool(given.names) + only_list + revoke != 1:
         raise click.UsageError("name the permissions to give, or use --list or --revoke")
-    for task in call.tasks:
-        call.config.check_task(task)
-    names = call.tasks or tuple(task_name(index) for index in range(call.config.tasks))
     with closing(PermitTopic(call.config, SystemClock(), system_ids())) as topic:
+        shown = [] if given.names else topic.waiting(call.tasks)
+        for task in call.tasks:
+            if task not in {permit.task for permit in shown}:  # job.tasks may be lower than when it was given
+                call.config.check_task(task)
         if given.names:
-            shown = topic.give(names, given)
-        else:
-            shown = topic.waiting(names)
-            if revoke:
-                topic.revoke(shown)
+            shown = topic.give(call.tasks or tuple(map(task_name, range(call.config.tasks))), given)
+        elif revoke:
+            topic.revoke(shown)
     call.show(
         [_fields(permit) for permit in shown],
         ("task", "permission", "given"),

@@ -31,9 +31,9 @@ class PermitTopic:
         return made
 
     def waiting(self, tasks: Collection[str]) -> list[Permit]:
-        """The permissions of these tasks that no opening has used up."""
+        """The permissions of these tasks, or of all if none is named, that no opening has used up."""
         self._log.read(())
-        return [permit for permit in self._log.permits() if permit.task in tasks]
+        return [permit for permit in self._log.permits() if permit.task in tasks or not tasks]
 
     def revoke(self, permits: Sequence[Permit]) -> None:
         """Delete permissions from the topic."""

@@ -136,6 +136,18 @@ def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
         manager.open_task(TASKS[1])
 
 
+def test_a_permission_of_a_task_that_the_configuration_has_no_more(permit: Permit) -> None:
+    """It can be listed and revoked, so that it does not wait, unseen, for a later layout. A task that never had one is
+    a mistake."""
+    permit("--task", "1", "--allow-new-stores")
+    fewer = ("--set", "job.tasks=1")
+    assert TASKS[1] in permit(*fewer, "--list").stdout
+    refused = CliRunner().invoke(cli, ["permit", *fewer, "--list", "--task", "40"])
+    assert "so there is no 'Partition 40'" in refused.stderr
+    assert "revoked" in permit(*fewer, "--revoke", "--task", "1").stdout
+    assert waiting(permit) == {}
+
+
 def test_an_empty_start_is_permitted(config: JobConfig, permit: Permit, kafka: KafkaServer) -> None:
     """FAULT 17, A16: one task may start empty although its state on this machine shows that it had some."""
     other = with_changes(config, task__checkpoint__topic=f"{config.job_name}-other")
