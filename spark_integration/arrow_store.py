@@ -121,7 +121,10 @@ class ArrowStore:
         for field, sums, (at, function) in zip(self.value_type, found, functions, strict=True):
             if function == "sum" and pa.types.is_floating(sums.type):
                 with self._refused(f"the sum of {fields[field.name][0]} is no {field.type}", field=field.name):
-                    check_finite(sums, pc.any(pc.is_inf(columns[at])))
+                    # of each key, in the same order
+                    rows_of = pa.table({"key": columns["key"], "infinite": pc.is_inf(columns[at])})
+                    infinite = rows_of.group_by("key", use_threads=False).aggregate([("infinite", "any")])
+                    check_finite(sums, _one(infinite["infinite_any"]))
         return _one(grouped["key"]), found
 
     def _check(self, rows: pa.RecordBatch | pa.Table, key: str, fields: Mapping[str, tuple[str, str]]) -> None:

@@ -182,6 +182,9 @@ def test_a_sum_of_floats_that_becomes_infinite_is_refused(tmp_path: Path, kind: 
     with pytest.raises(InvalidError, match="the sum of v is no"):
         merge(large)
     assert merge(math.inf, 1.0) == [math.inf]
+    two_keys = pa.table({"k": ["b", "b", "c"], "v": [large, large, math.inf]})
+    with pytest.raises(InvalidError, match="the sum of v is no"):
+        ArrowStore(made.store).merge(two_keys, "k", f=("v", "sum"))
     made.opened.close()
 
 
