@@ -59,7 +59,7 @@ def number(text: str) -> Decimal:
 
 def _limited(value: Decimal) -> Decimal:
     exponent = value.as_tuple().exponent
-    if not isinstance(exponent, int) or exponent < -LIMIT or abs(value) >= 10**LIMIT:
+    if not isinstance(exponent, int) or exponent < -LIMIT or value.copy_abs() >= 10**LIMIT:
         raise ValueError(value)
     return value
 
