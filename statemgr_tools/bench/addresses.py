@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError
+from statemgr.errors import ConfigError, StatemgrError
 from statemgr.ids import topic_name
 from statemgr.kafka.clients import REQUEST_S
 from statemgr.kafka.errors import translated
@@ -115,18 +116,23 @@ class Servers:
             self._s3 = self._named() if self._is_s3_given else self._local()
         return self._s3
 
-    def close(self) -> None:
-        """Remove the run's blobs and topics from given servers, and stop the started ones, by PID.
+    def close(self) -> list[StatemgrError]:
+        """Stop the started servers, by PID, and remove the run's blobs and topics from given ones.
 
-        Raises: UnavailableError, AccessDenied.
+        Returns: the errors of what was not removed. The results of hours must not be lost with them.
         """
-        try:
-            if self._s3 is not None and self._is_s3_given:
-                self._s3.remove()
-            if self._kafka is not None and "kafka.bootstrap.servers" in self._given:
-                self._delete_topics(self._kafka)
-        finally:
-            stop_servers(self._directory)
+        parts = [partial(stop_servers, self._directory)]
+        if self._s3 is not None and self._is_s3_given:
+            parts.append(partial(self._s3.remove))
+        if self._kafka is not None and "kafka.bootstrap.servers" in self._given:
+            parts.append(partial(self._delete_topics, self._kafka))
+        errors = []
+        for part in parts:
+            try:
+                part()
+            except StatemgrError as error:
+                errors.append(error)
+        return errors
 
     def _delete_topics(self, kafka: Mapping[str, object]) -> None:
         """Delete the topics whose names contain the run's, also as part of a checkpoint topic's name."""

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from statemgr.config import JobConfig
+from statemgr.terminal.output import describe, show_error
 from statemgr_tools.bench.addresses import Servers, stop_servers
 from statemgr_tools.bench.measure import Report
 from statemgr_tools.bench.peers.catalogue import Peers
@@ -128,7 +129,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.servers.close()
+            for left in self.servers.close():
+                show_error(f"not removed: {describe(left)}", left.hint)
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -15,10 +15,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from statemgr.errors import ConfigError, InvalidError
+from statemgr.errors import ConfigError, InvalidError, UnavailableError
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from statemgr_tools.bench import plain_s3, plots, records, registry, render
+from statemgr_tools.bench.addresses import S3Address, Servers
 from statemgr_tools.bench.cases import segments
 from statemgr_tools.bench.fresh import MeasurementFailed, in_fresh_process
 from statemgr_tools.bench.measure import Series, interleaved, percentile
@@ -357,6 +358,25 @@ def test_a_run_leaves_nothing_on_given_servers(tmp_path: Path, kafka: KafkaServe
     with TopicAdmin(mine, SystemClock()) as admin:
         admin.wait_until_gone(mine.checkpoint_topic)
         assert admin.exists(other)
+
+
+def test_what_a_run_cannot_remove_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error would leave the command without its summary and verdict, after hours."""
+    keys = {"endpoint": "http://localhost:1", "access.key": "a", "secret.key": "s"}
+    given = {"blob.store.uri": "s3://bucket/p", **{f"blob.store.s3.{key}": keys[key] for key in keys}}
+
+    def refuse(*_: object) -> None:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(S3Address, "remove", refuse)
+    monkeypatch.setattr(Servers, "_delete_topics", refuse)
+    with Session(Plan(work=tmp_path, given={**given, "kafka.bootstrap.servers": "localhost:1"})) as session:
+        assert session.servers.s3()
+        assert session.servers.kafka()
+    assert capsys.readouterr().err.count("not removed: no answer") == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("missing", ["endpoint", "access.key", "secret.key"])
