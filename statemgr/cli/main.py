@@ -13,7 +13,7 @@ import select
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -175,7 +175,8 @@ def _for_a_reader() -> Iterator[None]:
     except BrokenPipeError:
         look = select.poll()
         for stream in (sys.stdout, sys.stderr):
-            look.register(stream.fileno(), 0)
+            with suppress(AttributeError, OSError, ValueError):  # there is none, or it is no file, or closed
+                look.register(stream.fileno(), 0)
         ended = look.poll(0)
         if not ended:
             raise  # another pipe is broken

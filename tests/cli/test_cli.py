@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -279,6 +280,13 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(run: Run, words: str) -> None
     found = subprocess.run([sys.executable, "-m", "statemgr", *words.split()], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+def test_another_broken_pipe_is_an_error_where_no_stream_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output may be a text in memory, or None."""
+    monkeypatch.setattr(JobConfig, "from_file", Mock(side_effect=BrokenPipeError("of a program")))
+    found = CliRunner().invoke(cli, ["config", "show"])
+    assert (found.exit_code, "error: of a program" in found.stderr) == (1, True)
 
 
 # --- config -----------------------------------------------------------------------------------------------
