@@ -79,7 +79,9 @@ def scan_command(
         for key, value in opened.scan(*bounds)
     )
     shown, more = 0, False
-    separator = "["
+    separator = ""
+    if call.as_json:
+        click.echo("[")
     try:
         for task, key, value in entries:
             if limit and shown == limit:
@@ -93,11 +95,9 @@ def scan_command(
             else:
                 click.echo(f"{task}\t{text(key)}\t{text(value)}")
     finally:
-        if separator == ",":
+        if call.as_json:
             click.echo("]")  # what was printed before an error is JSON, too
-    if call.as_json and not shown:
-        click.echo("[]")
-    elif more and not call.as_json:
+    if more and not call.as_json:
         say(f"note: stopped after {limit} keys; use --limit 0 to show all")
 
 

@@ -111,6 +111,8 @@ def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Pa
     found = CliRunner().invoke(cli, given)
     assert (found.exit_code, "--value-serde" in found.stderr) == (2, True)
     assert [entry["value"] for entry in json.loads(found.stdout)] == [1]
+    found = CliRunner().invoke(cli, [*given, "--prefix", "b"])
+    assert (found.exit_code, json.loads(found.stdout)) == (2, [])
 
 
 def test_the_end_of_a_prefix() -> None:
