@@ -197,7 +197,8 @@ class Assembly:
             raise CorruptRecord(
                 f"something other than statemgr deleted the newest checkpoint record of {track.id.task} "
                 f"(sequence {track.highest_deleted})",
-                hint="find out what else writes to the checkpoint topic: only statemgr may",
+                hint="find out what else writes to the checkpoint topic: only statemgr may; `statemgr topics repair` "
+                "shows the checkpoint that the task can go back to",
                 topic=self._topic,
                 partition=PARTITION,
                 offset=track.deleted_at,

@@ -7,7 +7,8 @@ Steps of :func:`look`:
 
 1. leave out the records that no version of statemgr can have written. Of the checkpoints of other jobs, only the keys
    are looked at, as everywhere
-2. leave out the task records whose job record is not there (any more): nobody can read them
+2. leave out the task records whose job record is not there (any more): nobody can read them. Leave out the deletes of
+   tasks' newest records
 3. of a task that has lost records, leave out what was deleted, and the deletes. Otherwise a delete could be that of the
    newest record, which is refused
 4. say which tasks have lost their newest record, and where they are then
@@ -72,9 +73,9 @@ class Repaired:
             raise PermissionNeeded(
                 f"{counted(len(lost), 'record')} that may be a task's newest would be left out: "
                 + "; ".join(dict.fromkeys(lost)),
-                hint="look for a copy first, for example on another replica; if there is none, use "
-                "`statemgr topics repair --write --allow-older-checkpoints`: the tasks process their input again from "
-                "there, and produce its output twice",
+                hint="look for a copy first, for example on another replica; if there is none, add "
+                "`--allow-older-checkpoints`: the tasks process their input again from there, and produce its output "
+                "twice",
             )
 
 
@@ -126,7 +127,7 @@ def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
             bad.append((message, why))
     found = _Checkpoints(config, valid)
     lost = found.take_lost()  # 2
-    bad = sorted([*bad, *lost], key=lambda one: offset_of(one[0]))
+    bad = sorted([*bad, *lost, *found.newest_deleted([*bad, *lost])], key=lambda one: offset_of(one[0]))
     damaged = {at for message, _ in bad if (at := found.track_of(message)) is not None}
     valid = [message for message in valid if found.track_of(message) not in damaged or found.has(message)]  # 3
     found.forget_deletes(damaged)
@@ -143,6 +144,8 @@ class _Checkpoints:
         self._config = config
         self._assembly = Assembly(config.job_name, config.job_id, config.checkpoint_topic)
         self._tracks: dict[TrackId, Track] = {}
+        #: of the records with the highest sequence number that was deleted
+        self._deletes: dict[TrackId, Message] = {}
         for message in valid:
             at, key = self.track_of(message), message.key()
             if at is None or key is None:
@@ -150,6 +153,8 @@ class _Checkpoints:
             track = self._tracks.setdefault(at, Track(at, ()))
             if message.value() is None:
                 track.deleted(key, offset_of(message))
+                if track.deleted_at == offset_of(message):
+                    self._deletes[at] = message
             else:
                 track.written(key, message)
 
@@ -162,6 +167,21 @@ class _Checkpoints:
                     del track.messages[key]
                     lost.append((message, f"the job record of sequence {codecs.sequence_of(key)} is not there"))
         return lost
+
+    def newest_deleted(self, bad: Iterable[tuple[Message, str]]) -> list[tuple[Message, str]]:
+        """The deletes of tasks' newest records. ``bad``: records that are left out, which may be newer."""
+        newest = {at: max(track.sequences(), default=-1) for at, track in self._tracks.items()}
+        for message, _ in bad:
+            at, key = self.track_of(message), message.key()
+            if at in newest and at.version != 1 and key is not None:
+                newest[at] = max(newest[at], codecs.sequence_of(key))
+        current = max((at.generation for at in newest), default=0)
+        return [
+            (self._deletes[at], "it deletes the newest checkpoint record of the task, which nothing here does")
+            for at, track in self._tracks.items()
+            # gc deletes all records of an earlier layout
+            if at.task and newest[at] < track.highest_deleted and (at.generation == current or newest[at] >= 0)
+        ]
 
     def forget_deletes(self, tracks: Iterable[TrackId]) -> None:
         """Forget that records of these tracks were deleted."""
@@ -197,7 +217,7 @@ class _Checkpoints:
                 data is not None and data.startswith(MARK) and not any(is_kind(data) for is_kind, _ in _OTHERS)
             )
             return "an unknown task may go back" if of_this_kind else None
-        if not at.task or message.value() is None:
+        if not at.task or (at.version == 1 and message.value() is None):
             return None
         newest = self._tracks.get(at._replace(version=2))
         jobs = self._jobs(at)

@@ -88,6 +88,27 @@ def test_a_task_goes_back_only_with_a_permission(servers: MemoryServers, config:
     assert read(servers, repaired(config)) == {"Partition 0": 2, "Partition 1": 3}
 
 
+@pytest.mark.parametrize("also", [None, 1])
+def test_a_newest_record_that_other_software_deleted(
+    servers: MemoryServers, config: JobConfig, also: int | None
+) -> None:
+    """The delete is left out, and its task goes back: otherwise the copy could not be read either. An older record that
+    is damaged as well changes nothing."""
+    gone = codecs.encode_key(CheckpointKey("orders", "1", 1, "Partition 0", 2, 3))
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [(gone, None)])
+    with pytest.raises(CorruptRecord, match="deleted the newest checkpoint record"):
+        read(servers, config)
+    if also is not None:
+        damage(servers, config, "Partition 0", also)
+    *_, left_out = look(config, servers.clock).left_out
+    assert left_out.key == "Partition 0, layout 1, sequence 3"
+    assert "goes back" in str(left_out.then)
+    with pytest.raises(PermissionNeeded):
+        copy_valid(config, servers.clock, NEW)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    assert read(servers, repaired(config)) == {"Partition 0": 2, "Partition 1": 3}
+
+
 def test_an_older_record_and_that_of_another_job_need_no_permission(servers: MemoryServers, config: JobConfig) -> None:
     """A task keeps its current checkpoint. The other job's record stays as it is: that job refuses it."""
     other = codecs.encode_key(CheckpointKey("other", "1", 1, "Partition 0", 2, 1)), b"damaged"
