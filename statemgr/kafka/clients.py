@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -143,7 +144,9 @@ def make(kind: Callable[..., T], settings: dict[str, Any]) -> T:
         reason, hide = error.args[0], settings["error_cb"].hide
         if reason.code() in (KafkaError._CRIT_SYS_RESOURCE, KafkaError._FS) or fault_in(reason.str()) is Fault.LIMIT:
             raise UnavailableError(f"a Kafka client cannot be started: {hide(reason.str())}", hint=LIMIT_HINT) from None
-        raise ConfigError(
-            f"a setting under kafka.* is refused: {hide(reason.str())}",
-            hint="correct it: librdkafka's CONFIGURATION.md lists its settings",
-        ) from None
+        files = {name: str(value) for name, value in settings.items() if name.endswith(".location")}
+        missing = [name for name, path in files.items() if name in reason.str() and not os.path.exists(path)]
+        hint = "correct it: librdkafka's CONFIGURATION.md lists its settings"
+        if missing:
+            hint = f"this machine does not have the file that {missing[0]} names: run this on a machine of the job"
+        raise ConfigError(f"a setting under kafka.* is refused: {hide(reason.str())}", hint=hint) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -259,6 +260,16 @@ def test_a_setting_that_librdkafka_refuses_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"no\.such\.setting") as refused:
         consumer(config, ClientErrors())
     assert _SECRET not in str(refused.value) + repr(refused.value.__cause__) + repr(refused.value.__context__)
+
+
+def test_a_certificate_that_is_not_on_this_machine_is_named(tmp_path: Path) -> None:
+    """Librdkafka speaks of routines and libraries, and not of a missing file."""
+    name = "ssl.ca.location"
+    keys = {"kafka.security.protocol": "ssl", f"kafka.{name}": str(tmp_path / "ca.pem")}
+    config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1", **keys})
+    with pytest.raises(ConfigError) as refused:
+        consumer(config, ClientErrors())
+    assert f"does not have the file that {name} names" in str(refused.value.hint)
 
 
 def test_secrets_reach_no_log(caplog: pytest.LogCaptureFixture) -> None:
