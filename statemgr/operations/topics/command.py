@@ -173,10 +173,11 @@ def repair_command(call: Call, target: str | None, write: bool, allow_older: boo
     config = call.config
     target = target or f"{config.checkpoint_topic}-repaired"
     with closing(open_services(config)) as services:
-        result = look(config, services.clock)
-        if write:
+        if not write:
+            result = look(config, services.clock)
+        else:
             if not allow_older:
-                result.refuse_older()
+                look(config, services.clock).refuse_older()  # before it fences the job
             tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
             fence_ids(services, [job_transactional_id(config), *tasks])
             result = copy_valid(config, services.clock, target, allow_older=allow_older)
