@@ -68,7 +68,7 @@ def command(
 
     Each key moves to the task that the recorded partitioner chooses. The job may run while the new stores are built;
     the last step fences it. Stop it before that, and start it with the configuration that this command writes. The old
-    layout and its retained checkpoints stay until `statemgr gc` collects it, and --undo goes back until then.
+    layout and its retained checkpoints stay until `statemgr gc --write` collects it, and --undo goes back until then.
     """
     if undo == (count is not None):
         raise click.UsageError("give --tasks, or --undo")

@@ -106,7 +106,7 @@ def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None) -> U
     if not log.read() or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
-            hint="only the layout before a rescale can be brought back, until `statemgr gc` collects it; use "
+            hint="only the layout before a rescale can be brought back, until `statemgr gc --write` collects it; use "
             "`statemgr rescale --tasks` instead",
             job=config.job_name,
         )
