@@ -42,6 +42,7 @@ from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_serdes
 from statemgr.ids import attempt_millis, source_topic, task_name
+from statemgr.kafka.input_topics import InputTopics
 from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable, remove
 from statemgr.local.machine import moment
@@ -349,7 +350,8 @@ def _refuse_used(admin: TopicAdmin, plan: RescalePlan, root: Path) -> dict[str, 
 
 
 def _check_input(services: Services, plan: RescalePlan, partitioner: str, progress: Progress) -> None:
-    """Step 6, where the task is the partition of the input. Reads the keys of the rows that are left.
+    """Step 6, where the task is the partition of the input. Reads the keys of the rows that are left; those of a
+    partition without an offset, which no task has processed, begin at its first one.
 
     Raises: InvalidError if a row's key belongs to another task than its partition's.
     """
@@ -358,7 +360,10 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
     of_messages = hash_of(partitioner)
     hashes = candidates(BY_INPUT_PARTITION, "bytes", of_messages)[of_messages]
     changelog = services.changelog()
-    for source, offset in sorted({s: o for inputs in plan.inputs for s, o in inputs.offsets.items()}.items()):
+    offsets = {source: offset for inputs in plan.inputs for source, offset in inputs.offsets.items()}
+    with closing(InputTopics(services.config, services.clock)) as topics:
+        offsets |= dict.fromkeys(topics.added(offsets, services.config.inputs), 0)
+    for source, offset in sorted(offsets.items()):
         topic, number = source_topic(source), int(source.rpartition("-")[2])
         assert topic is not None
         try:

@@ -509,6 +509,25 @@ def test_rows_that_were_written_for_the_old_tasks(kafka: KafkaServer, tmp_path: 
     assert contents(written(tmp_path), "Partition 3")[1] == {}
 
 
+def test_rows_in_a_partition_without_an_offset(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Invariant 17: rows count, too, in a partition that no task has read yet."""
+    topic = kafka.fresh_name("in")
+    make_topic(kafka_job(kafka), topic, 4)
+    state = some_state(20)
+    config = with_changes(job(kafka, tmp_path, 2), **{"task.inputs": [topic]})
+    for task in range(2):
+        commit(config, keys_of(task, 2, state), {}, task_name(task))
+    moving = next(key for key in state if murmur2(key) % 4 == 3)
+    produced = plain_producer(kafka_job(kafka))
+    produced.produce(topic, b"row", moving, 1)
+    assert produced.flush(30) == 0
+    for arguments in ((), ("--write",)):
+        refused = run(config, "--tasks", "4", *arguments)
+        assert (refused.exit_code, f"{topic}-1 has rows from offset 0 to 1" in refused.stderr) == (2, True)
+    commit(config, {}, {f"{topic}-1": 1}, "Partition 1")
+    assert run(config, "--tasks", "4", "--write").exit_code == 0
+
+
 @pytest.mark.long
 def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """A command died between the publish and the configuration, and the next one only writes the configuration. Until
