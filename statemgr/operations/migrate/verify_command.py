@@ -123,7 +123,10 @@ def _verified(verifier: Verifier, reader: JobReader, wanted: StoreToVerify, newe
         try:
             return verifier.verify(wanted)
         except (MissingError, CorruptError) as error:
-            record = reader.records()[task]
+            record = reader.records().get(task)
+            if record is None:
+                problem = MissingState("the task was removed meanwhile", hint="run the command again", task=task)
+                return StoreVerified(task, wanted.store, found_id, problem=problem, failed=True)
             if not newest or record.current == wanted.checkpoint:
                 return StoreVerified(task, wanted.store, found_id, problem=error, failed=True)
             wanted = replace(wanted, record=record, checkpoint=record.current)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,12 @@ from confluent_kafka import Producer
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.errors import MissingState
 from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.operations.migrate.verify import StoreToVerify, StoreVerified
+from statemgr.operations.migrate.verify_command import _verified
 from statemgr.wiring import WorkerProcesses
+from tests import model_samples as sample
 from tests.commits import TASK, commit, current, publish_by_hand
 from tests.jobs import SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import send
@@ -232,6 +237,21 @@ def test_a_damaged_blob_is_exit_status_4(kafka: KafkaServer, tmp_path: Path, ver
     status, found = verify(config)
     assert status == 4
     assert "blob" in found["stores"][0]["problem"]
+
+
+def test_a_task_that_a_rescale_removes_meanwhile() -> None:
+    """Its state cannot be read any more, and the job has no newer one."""
+
+    def lost(_: StoreToVerify) -> StoreVerified:
+        raise MissingState("the blob is gone")
+
+    verifier: Any = SimpleNamespace(verify=lost)
+    reader: Any = SimpleNamespace(records=dict)
+    wanted = StoreToVerify(sample.RECORD, sample.CHECKPOINT, "totals", (BLOBS, CHANGELOG))
+    found = _verified(verifier, reader, wanted, newest=True)
+    assert isinstance(found.problem, MissingState)
+    assert "the task was removed" in found.problem.message
+    assert found.failed
 
 
 def test_a_process_that_is_killed(
