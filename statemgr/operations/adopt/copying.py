@@ -10,9 +10,9 @@ its end.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from statemgr.backends.changelog.integrity import certain_ms
 from statemgr.errors import FencedError, InvalidError, PermissionNeeded, StatemgrError
@@ -33,7 +33,7 @@ _FORM = "statemgr-adopted-as"
 #: Records and bytes of one transaction.
 _MOST_RECORDS = 100_000
 _MOST_BYTES = 64 * 1024 * 1024
-#: Offsets that are read at the end of the new changelog to find its last record.
+#: Offsets that are read first at the end of the new changelog to find its last record.
 _LOOK_BACK = 100
 
 
@@ -250,12 +250,11 @@ class Copy:
     def _done(self) -> _Progress | None:
         """How far an earlier copy has come; None if the new changelog has no records. Raises: PermissionNeeded."""
         bounds = self.old.bounds(self.target.name, self.partition)
-        start = bounds.end
-        while start > bounds.start:
-            start = max(bounds.start, start - _LOOK_BACK)
-            records = list(chain.from_iterable(self.old.records(self.target.name, self.partition, start, bounds.end)))
-            if records:
-                return self._progress_in(records[-1])
+        start, look_back = bounds.end, _LOOK_BACK
+        while start > bounds.start:  # an aborted transaction may have left many offsets without a record
+            start, look_back = max(bounds.start, start - look_back), 2 * look_back
+            if last := deque(self.old.records(self.target.name, self.partition, start, bounds.end), 1):
+                return self._progress_in(last[0][-1])
         return None
 
     def _progress_in(self, last: OldRecord) -> _Progress:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +20,9 @@ from statemgr.operations.adopt import adopt as adopting
 from statemgr.operations.adopt import copying as adopt_copy
 from statemgr.operations.adopt.adopt import adopt
 from statemgr.operations.adopt.found import Request
-from statemgr.operations.adopt.old_topics import OldTopics
-from statemgr.operations.adopt.origins import ORIGINS
-from statemgr.ports import Progress, no_progress
+from statemgr.operations.adopt.old_topics import Bounds, OldTopics
+from statemgr.operations.adopt.origins import ORIGINS, OldRecord
+from statemgr.ports import Progress, TopicInfo, no_progress
 from statemgr.reader import JobReader
 from statemgr.wiring import open_services
 from tests.kafka_jobs import committed, plain_producer, send, state_of
@@ -170,6 +172,29 @@ def test_an_interrupted_copy_continues(old: Adopter, monkeypatch: pytest.MonkeyP
     run(old, no_progress)
     assert state(config)[0] == [{"totals": of} for of in STATE]
     assert len(committed(config, target)) == 2 * len(STATE[0]) + 2
+
+
+def test_the_progress_is_found_before_a_large_aborted_transaction() -> None:
+    """Many offsets without a record follow the last one: they are read about twice, and not once for each step."""
+    reads: list[int] = []
+
+    class Old:
+        def bounds(self, topic: str, partition: int) -> Bounds:
+            return Bounds(0, 100_000, 100_000)
+
+        def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[OldRecord]]:
+            reads.append(end - start)
+            if start <= 7:
+                yield [OldRecord(b"k", b"v", [(adopt_copy.HEADER, b'["old", 8, 1]')], 7)]
+
+    topic = TopicInfo("totals", "old", 1, {})
+    unused: Any = None
+    old: Any = Old()
+    copy = adopt_copy.Copy(
+        unused, old, unused, "totals", topic, topic, 0, 0, Bounds(0, 9, 9), None, "plain", False, no_progress
+    )
+    assert copy.has_begun()
+    assert sum(reads) < 300_000
 
 
 def test_an_interrupted_copy_does_not_go_on_in_another_form(old: Adopter, monkeypatch: pytest.MonkeyPatch) -> None:
