@@ -14,6 +14,7 @@ from confluent_kafka.admin._resource import ResourceType
 from statemgr.config import JobConfig
 from statemgr.config.job import CHECKPOINTS
 from statemgr.errors import CorruptRecord
+from statemgr.ids import topic_name
 from statemgr.kafka.clients import REQUEST_S
 from statemgr.kafka.errors import translate
 from statemgr.kafka.metadata import TopicMetadata
@@ -65,6 +66,7 @@ class OldTopics:
     """Use it in a ``with`` block, or :meth:`close` it."""
 
     def __init__(self, config: JobConfig, clock: Clock) -> None:
+        self._config = config
         self.metadata = TopicMetadata(config, clock)
         self._reader = PartitionReader(config, clock)
 
@@ -86,8 +88,13 @@ class OldTopics:
             found = sorted(self.metadata.client.list_topics(timeout=REQUEST_S).topics)
         except KafkaException as error:
             raise translate(error.args[0], "listing topics", reported=self.metadata.errors) from error
-        ours = tuple(f"{name.removeprefix(CHECKPOINTS)}-" for name in found if name.startswith(CHECKPOINTS))
-        return [name for name in found if not name.startswith(ours)]
+        job, mine = self._config, set[str]()
+        if job.checkpoint_topic in found:
+            # its stores are known, and a changelog of the old job may begin like theirs
+            mine = {topic_name(job.job_name, job.job_id, store, "changelog") for store in job.stores}
+        others = [name for name in found if name.startswith(CHECKPOINTS) and name != job.checkpoint_topic]
+        theirs = tuple(f"{name.removeprefix(CHECKPOINTS)}-" for name in others)
+        return [name for name in found if name not in mine and not name.startswith(theirs)]
 
     def describe(self, topics: Collection[str], *, with_settings: bool = False) -> dict[str, TopicInfo]:
         """The topics that exist. Their settings need a right of their own. Raises: UnavailableError, AccessDenied."""

@@ -63,3 +63,14 @@ def test_a_run_that_is_overtaken_is_fenced(servers: MemoryServers, monkeypatch: 
         assert dict(task.store("totals").range()) == {b"a": b"1"}
         assert task.last_checkpoint is not None
         assert task.last_checkpoint.input_offsets == {"orders-0": 1}
+
+
+def test_an_old_changelog_that_begins_like_those_of_the_new_job(servers: MemoryServers) -> None:
+    """E11: it stays the old job's when the adoption has created the new job's topics. The changelogs of other jobs of
+    statemgr are left out as before."""
+    config = servers.on_disk(servers.config, "disk")
+    of_old, own = "orders-1-counts-changelog", config.stores["totals"].changelog_topic
+    for topic in (of_old, own, config.checkpoint_topic, "__statemgr_checkpoints_orders-2", "orders-2-totals-changelog"):
+        servers.broker.create(topic, 1, {})
+    with OldTopics(config, servers.clock) as old:
+        assert [topic for topic in old.names() if topic.endswith("-changelog")] == [of_old]
