@@ -187,6 +187,8 @@ def _unusable(services: Services, key: OfferKey, offer: Offer, record: Checkpoin
         topic_id = topic_id or services.changelog().describe(marker.topic).topic_id
         if topic_id != changelog.topic_id:
             return "its changelog was deleted and created again"
+        if changelog.start != marker.start:
+            return "the whole state was written to its changelog again"  # a key that it had lost has no delete
         if changelog.offset > marker.offset:
             return "the checkpoint is older than the snapshot"
         return None if is_live(services, offer) else "it has expired"

@@ -100,9 +100,9 @@ class ChangelogBuild:
         marker = self.marker_of(checkpoint, info)
         if (finished := self._finished(info, marker)) is not None:
             return finished
-        began, start = self._begin(info)  # 1
+        began, start = self._begin(info, marker)  # 1
         store = self._services.config.stores[self._identity.store]
-        position, records = max(start, marker.start), 0
+        filled, position, records = marker.start, max(start, marker.start), 0
         with bulk_writer(store.type, self._place.directory, store.rocksdb, continued=start > 0) as writer:
             noted_s = looked_s = self._services.clock.monotonic()
             while True:
@@ -119,7 +119,7 @@ class ChangelogBuild:
                         looked_s = now_s
                     if now_s - noted_s >= NOTE_S:
                         writer.flush()
-                        self._note(info, began, position)
+                        self._note(info, began, marker, position)
                         noted_s = now_s
                 position = marker.offset
                 if self._services.clock.monotonic() - asked_s < _NEW_S:
@@ -127,12 +127,15 @@ class ChangelogBuild:
                 asked_s = self._services.clock.monotonic()
                 checkpoint = self._newest()  # 3
                 marker = self.marker_of(checkpoint, info)
+                if marker.start != filled:
+                    why = "the job has written its whole state to the changelog again during the replay"
+                    raise self._refused(why, "run the command again")
         self._check(marker, checkpoint, info, began, asked_s)  # 4
         built = BuiltState(
             checkpoint.checkpoint_id, checkpoint.stores[self._identity.store], marker,
             self._as_of_ms(checkpoint, asked_s), int(info.config.get("delete.retention.ms", "0")), records,
         )  # fmt: skip
-        self._note(info, moment(self._services.clock), position, built)
+        self._note(info, moment(self._services.clock), marker, position, built)
         return built
 
     def marker_of(self, checkpoint: Checkpoint, info: TopicInfo) -> ChangelogMarker:
@@ -155,9 +158,9 @@ class ChangelogBuild:
 
     # --- step 1 --------------------------------------------------------------------------------------------------
 
-    def _begin(self, info: TopicInfo) -> tuple[Moment, int]:
+    def _begin(self, info: TopicInfo, newest: ChangelogMarker) -> tuple[Moment, int]:
         """When the build began, and where it continues."""
-        note, now = self._note_of(info), moment(self._services.clock)
+        note, now = self._note_of(info, newest), moment(self._services.clock)
         if note is not None and note["built"] is None:
             began = Moment(*note["began"])
             age_s = now.seconds_since(began)
@@ -169,27 +172,31 @@ class ChangelogBuild:
 
     def _finished(self, info: TopicInfo, newest: ChangelogMarker) -> BuiltState | None:
         """What a killed build had finished, if it is new enough to be uploaded."""
-        note = self._note_of(info)
+        note = self._note_of(info, newest)
         if note is None or note["built"] is None:
             return None
         age_s = moment(self._services.clock).seconds_since(Moment(*note["began"]))
         if age_s is None or age_s > _KEPT_S or note["offset"] > newest.offset:
             return None
         checkpoint_id, state_id, as_of_ms = note["built"]
-        marker = ChangelogMarker(self._topic, info.topic_id, self._partition, note["offset"])
+        marker = replace(newest, offset=note["offset"], newest_ms=None, newest_deletes=False)
         retention_ms = int(info.config.get("delete.retention.ms", "0"))
         return BuiltState(CheckpointId.parse(checkpoint_id), state_id, marker, as_of_ms, retention_ms, 0)
 
-    def _note_of(self, info: TopicInfo) -> dict[str, Any] | None:
+    def _note_of(self, info: TopicInfo, newest: ChangelogMarker) -> dict[str, Any] | None:
+        """The note of a killed build, if no fill has followed: one of a changelog that has lost records does not delete
+        their keys."""
         note = self._place.note(REPLAYED)
-        same = isinstance(note, dict) and note.get("topic_id") == info.topic_id
-        return note if same else None
+        if not isinstance(note, dict):
+            return None
+        return note if (note.get("topic_id"), note.get("start")) == (info.topic_id, newest.start) else None
 
-    def _note(self, info: TopicInfo, began: Moment, offset: int, built: BuiltState | None = None) -> None:
+    def _note(
+        self, info: TopicInfo, began: Moment, marker: ChangelogMarker, offset: int, built: BuiltState | None = None
+    ) -> None:
         done = None if built is None else (str(built.checkpoint_id), built.state_id, built.as_of_ms)
-        self._place.write_note(
-            REPLAYED, {"topic_id": info.topic_id, "offset": offset, "began": astuple(began), "built": done}
-        )
+        note = {"topic_id": info.topic_id, "start": marker.start, "offset": offset, "began": astuple(began)}
+        self._place.write_note(REPLAYED, {**note, "built": done})
 
     # --- step 4 --------------------------------------------------------------------------------------------------
 

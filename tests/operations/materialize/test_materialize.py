@@ -19,6 +19,7 @@ from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.offers import withdraw_offers, write_offer
+from statemgr.local import durable
 from statemgr.local.rocksdb import bulk
 from statemgr.local.rocksdb import options as rocksdb_options
 from statemgr.model.checkpoint import BlobMarker
@@ -300,6 +301,17 @@ def test_an_offer_of_a_deleted_changelog_is_ignored(config: JobConfig, tmp_path:
     assert totals(config, BLOBS) == totals(config, CHANGELOG)
 
 
+def test_an_offer_from_before_a_fill_is_ignored(config: JobConfig, tmp_path: Path) -> None:
+    """A key that the changelog had lost has no delete in the fill, although a rollback may have taken the key back."""
+    materialize(config, tmp_path)
+    ((_, offer),) = offers(config).items()
+    delete_records(config, offer.changelog.topic, 100)
+    commit(config, {b"x": b"1"}, 601)  # fills the changelog from the local copy
+    commit(stage_two(config), {b"y": b"1"}, 602)
+    assert chain_of(config)[0] != offer.index.blob_id
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+
+
 def test_an_offer_beyond_the_checkpoint_is_ignored(config: JobConfig, tmp_path: Path) -> None:
     """An offer can be beyond the checkpoint after a rollback of the changelog to an older state."""
     materialize(config, tmp_path)
@@ -500,6 +512,21 @@ def test_damaged_notes_begin_a_build_again(config: JobConfig, tmp_path: Path, mo
     with pytest.raises(InvalidError, match="something else"):
         materialize_task(config, TASK, again=True)
     assert not list(outside.iterdir())
+
+
+def test_a_killed_replay_does_not_continue_after_a_fill(config: JobConfig, tmp_path: Path) -> None:
+    """The fill does not delete a key that the changelog had lost: the delete of the key may be lost as well."""
+    with failing(Phase.UPLOAD), pytest.raises(UnavailableError):
+        materialize_task(config, TASK)
+    note = config.state_dir / config.job_name / config.job_id / "materialize" / "Partition_0" / "totals/replayed.json"
+    durable.write_note(note, {**durable.read_note(note, 1024 * 1024), "built": None})
+    commit(config, {b"key-0400": None}, 601)
+    delete_records(config, config.stores["totals"].changelog_topic, -1)
+    commit(config, {b"x": b"1"}, 602)  # fills the changelog from the local copy
+    materialize_task(config, TASK)
+    commit(stage_two(config), {b"y": b"1"}, 603)
+    assert totals(config, BLOBS) == totals(config, CHANGELOG)
+    assert b"key-0400" not in totals(config, BLOBS)
 
 
 def test_two_runs_at_once(config: JobConfig, tmp_path: Path) -> None:
