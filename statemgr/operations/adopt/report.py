@@ -267,5 +267,10 @@ def _print_found_and_done(adopted: Adopted) -> None:
     if published:
         first = next(iter(published.values()))
         say(f"adopted: checkpoint {first.checkpoint_id} of {counted(len(published), 'task')} is published")
+        if found.job is not None and not found.has_checkpoints:
+            say(
+                f"give the new job another consumer group than {found.job}: in that one it would move the offsets that "
+                "the old job goes on from if you go back"
+            )
     else:
         say("this was a dry run: nothing was written; --write adopts the job")

@@ -84,7 +84,7 @@ def test_the_old_job_goes_on_before_the_new_one_begins(kafka: KafkaServer, name:
     written a changelog, until somebody permits it; that holds for one opening."""
     old = stopped(kafka, tmp_path, name)
     config = old.init(f"{name}-new")
-    old.run("--write")
+    assert f"give the new job another consumer group than {name}" in old.run("--write")
     if how == "offset":
         commit(kafka, name, {(f"{name}-in", 0): 12})
     else:
