@@ -17,10 +17,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
+from azure.identity import CredentialUnavailableError
+from google.auth.exceptions import RefreshError, TransportError
 
 from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
 from statemgr.blobs.clouds import azure, gcs, store
 from statemgr.blobs.clouds.azure import AzureBlobStore
+from statemgr.blobs.clouds.azure_credentials import Token
 from statemgr.blobs.clouds.http import Answer, Damaged
 from statemgr.blobs.clouds.store import CloudBlobStore
 from statemgr.blobs.retrying import RetryingBlobStore, undecorated
@@ -440,6 +444,43 @@ def test_what_each_answer_means() -> None:
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
+
+
+def refusing(error: Exception) -> Callable[..., object]:
+    """A service of credentials that raises the error."""
+
+    def refuse(*_: object) -> object:
+        raise error
+
+    return refuse
+
+
+def test_an_outage_of_the_service_of_googles_credentials_is_repeated() -> None:
+    """A refresh that got no answer is unavailable; one that was refused is not."""
+    lost, refused = RefreshError("metadata"), RefreshError("invalid_grant")  # type: ignore[no-untyped-call]
+    lost.__cause__ = TransportError("connection refused")  # type: ignore[no-untyped-call]
+    for error, kind in ((lost, UnavailableError), (refused, AccessDenied)):
+        loaded = SimpleNamespace(before_request=refusing(error))
+        with pytest.raises(kind, match="check the application default credentials"):
+            gcs._GoogleCredentials(lambda loaded=loaded: loaded, None).sign("GET", "https://x", {})
+
+
+def test_an_outage_of_the_service_of_azures_credentials_is_repeated() -> None:
+    """Once there was a token, only a refusal is no reason to ask again."""
+    loaded = SimpleNamespace(get_token=refusing(CredentialUnavailableError("no response from the IMDS endpoint")))
+    credentials = Token(lambda: loaded, SystemClock())
+    with pytest.raises(AccessDenied):
+        credentials.sign("GET", "https://x", {})
+    loaded.get_token, silent = lambda *_: SimpleNamespace(token="t"), loaded.get_token
+    credentials.sign("GET", "https://x", {})
+    loaded.get_token = silent
+    with pytest.raises(UnavailableError, match=r"check blob\.store\.azure"):
+        credentials.sign("GET", "https://x", {})
+    refused = ClientAuthenticationError("revoked")
+    refused.response = SimpleNamespace(status_code=401)  # type: ignore[assignment]
+    loaded.get_token = refusing(refused)
+    with pytest.raises(AccessDenied):
+        credentials.sign("GET", "https://x", {})
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from statemgr.ports import Clock
 
 KEYS_HINT = "check blob.store.azure.connection.string, or the identity of this machine and its roles"
 _SCOPE = "https://storage.azure.com/.default"
+#: Answers of the service of the credentials that no retry changes.
+_REFUSED = (400, 401, 403)
 _SIGNED = (
     "content-encoding", "content-language", "content-length", "content-md5", "content-type", "date",
     "if-modified-since", "if-match", "if-none-match", "if-unmodified-since", "range",
@@ -76,6 +78,7 @@ class Token:
         self._clock = clock
         self._lock = threading.Lock()
         self._credential: Any = None
+        self._had_token = False
 
     def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
         _date(headers, self._clock)
@@ -87,9 +90,13 @@ class Token:
         except (ServiceRequestError, ServiceResponseError) as error:
             raise UnavailableError("the service of Azure's credentials does not answer") from error
         except ClientAuthenticationError as error:  # its text is long, and names every way that was tried
+            # without an answer this type can also mean an outage: an earlier token shows that there are credentials
+            if self._had_token and getattr(error.response, "status_code", None) not in _REFUSED:
+                raise UnavailableError("Azure gives no token now", hint=KEYS_HINT) from error
             raise AccessDenied("there are no Azure credentials", hint=KEYS_HINT) from error
         except AzureError as error:
             raise UnavailableError(f"Azure gives no token now: {type(error).__name__}") from error
+        self._had_token = True
         headers["Authorization"] = f"Bearer {token}"
         return url
 

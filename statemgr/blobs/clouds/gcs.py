@@ -302,9 +302,13 @@ class _GoogleCredentials:
 def _credentials_translated() -> Iterator[None]:
     try:
         yield
-    except google.auth.exceptions.TransportError as error:
-        raise UnavailableError("the service of Google's credentials does not answer") from error
     except google.auth.exceptions.GoogleAuthError as error:
+        behind: BaseException | None = error  # a refresh without an answer is a RefreshError too
+        while behind is not None:
+            if isinstance(behind, google.auth.exceptions.TransportError):
+                text = "the service of Google's credentials does not answer"
+                raise UnavailableError(text, hint=_KEYS_HINT) from error
+            behind = behind.__cause__
         if error.retryable:
             raise UnavailableError(f"Google gives no token now: {type(error).__name__}") from error
         raise AccessDenied(f"there are no Google credentials: {type(error).__name__}", hint=_KEYS_HINT) from error

@@ -37,12 +37,12 @@ _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
 _CREDENTIAL_EXCEPTIONS = (
     sdk.NoCredentialsError,
     sdk.PartialCredentialsError,
-    sdk.CredentialRetrievalError,
-    sdk.TokenRetrievalError,
     sdk.UnauthorizedSSOTokenError,
     sdk.ProfileNotFound,
     sdk.NoRegionError,
 )
+#: The source of the credentials does not answer, or refuses: the SDK does not say which.
+_RETRIEVAL_EXCEPTIONS = (sdk.CredentialRetrievalError, sdk.TokenRetrievalError)
 _NETWORK_EXCEPTIONS = (
     sdk.ConnectionError,
     sdk.HTTPClientError,
@@ -84,6 +84,11 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
         raise _of_answer(error, bucket, blob_id) from error
     except _CREDENTIAL_EXCEPTIONS as error:
         raise AccessDenied(f"there are no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
+    except _RETRIEVAL_EXCEPTIONS as error:
+        raise UnavailableError(
+            f"no S3 credentials were given: {error}", bucket=bucket,
+            hint="check where the SDK gets them: the AWS profile, its credential_process, the machine's role, or SSO",
+        ) from error  # fmt: skip
     except (*_NETWORK_EXCEPTIONS,) as error:
         raise of_network(error, "S3", _NETWORK_HINT, bucket=bucket, blob=blob_id) from error
     except sdk.BotoCoreError as error:

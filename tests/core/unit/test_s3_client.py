@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("botocore")
 
 from botocore.awsrequest import AWSResponse
+from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 from urllib3 import HTTPResponse
 
 from statemgr.blobs.s3.client import make_client, parsed_time
+from statemgr.blobs.s3.errors import translated
+from statemgr.errors import UnavailableError
 from statemgr.version import __version__
 
 
@@ -40,6 +43,12 @@ def test_text_that_is_no_time_is_refused() -> None:
     """The error has the text."""
     with pytest.raises(ValueError, match="soon"):
         parsed_time("soon")
+
+
+def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
+    """It may pass, and the error says what to check if it does not."""
+    with pytest.raises(UnavailableError, match="credential_process"), translated("bucket"):
+        raise CredentialRetrievalError(provider="custom-process", error_msg="the vault is sealed")
 
 
 def test_requests_say_who_asks() -> None:
