@@ -24,6 +24,7 @@ from statemgr.errors import CorruptError, CorruptFile
 from statemgr.local import durable
 from statemgr.local.trees import SMALL, Tree, scan
 from statemgr.model.hashing import HASH_SIZE, content_hash
+from statemgr.os_errors import Fault, fault_of
 from statemgr.ports import CommittedDirectory, Moment
 
 SUFFIX = ".manifest"
@@ -31,7 +32,8 @@ _FORMAT = 3
 _MAX_SIZE = 512 * 1024 * 1024
 #: Value of ``boot`` for files that must be hashed before they are used, even without a restart of the machine.
 IN_DOUBT = "in doubt"
-_UNUSABLE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+#: Faults of a directory that another copy replaces. The others concern the process or the whole disk.
+_UNUSABLE = {Fault.GONE, Fault.ALTERED, Fault.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ class CommittedDirectories:
         except (CorruptError, ValueError, KeyError, TypeError) as error:
             return f"its manifest is damaged: {error}"
         except OSError as error:
-            if error.errno not in _UNUSABLE:
+            if fault_of(error) not in _UNUSABLE:
                 raise
-            return "it has no manifest"
+            return f"its manifest cannot be read: {error.strerror}"
         return found if found.state_id == state_id else "its manifest is another state's"
 
     def verified(self, state_id: str) -> CommittedDirectory | str | None:
@@ -126,9 +128,9 @@ class CommittedDirectories:
         except CorruptError as error:
             return str(error)
         except OSError as error:
-            if error.errno not in _UNUSABLE:
+            if fault_of(error) not in _UNUSABLE:
                 raise
-            return "it is gone"
+            return f"it cannot be read: {error.strerror}"
         if problem is not None:
             return problem
         if touched or found.is_doubtful():

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from statemgr.errors import ANOTHER_COPY, CorruptBlob
+from statemgr.errors import ANOTHER_COPY, CorruptBlob, RetryableError
 from statemgr.local.machine import processors
 from statemgr.local.sparse_file import has_hole
 from statemgr.local.transfer_files import NewFile, SourceFile, write_new
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher, read_buffer
 from statemgr.model.snapshot import FileIndex
+from statemgr.os_errors import limit_behind
 from statemgr.ports import BlobReader, BlobStore, Progress, no_progress
 from statemgr.transfer.compression import DamagedFrame, FrameReader
 from statemgr.transfer.hedging import Hedger
@@ -159,7 +160,7 @@ class Downloads:
         kept: Counter,
     ) -> None:
         file, part = fetch.file, fetch.file.parts[number]
-        if fetch.continued and self.is_there(target, part, offset):
+        if fetch.continued and self.is_there(target.path, offset, part.size, part.hash):
             kept.add(part.size)
             done.add(part.size)
         else:
@@ -174,11 +175,14 @@ class Downloads:
                 hint=ANOTHER_COPY,
             )
 
-    def is_there(self, target: NewFile, part: BlobRef, offset: int) -> bool:
-        """Whether a file has the bytes of a part at ``offset``. Raises: CorruptFile if the file is shorter."""
-        return (
-            not has_hole(target.path, offset, part.size) and self.hash_of(target.path, offset, part.size) == part.hash
-        )
+    def is_there(self, path: Path, offset: int, size: int, digest: bytes) -> bool:
+        """Whether a file has bytes with this hash at ``offset``. Raises: CorruptFile if the file is shorter."""
+        try:
+            return not has_hole(path, offset, size) and self.hash_of(path, offset, size) == digest
+        except RetryableError as error:
+            if limit_behind(error):
+                raise
+            return False  # the disk cannot read them
 
     def fetch_part(
         self, file: FileIndex, number: int, target: NewFile, offset: int, done: Counter, check: Callable[[], None]

@@ -80,7 +80,7 @@ class PartialTables:
         foot = file.size - len(tail.foot)
         local.put(foot, tail.foot)
         if left:
-            table.has_tail = self._transfer.hash_of(local.path, tail.offset, file.size - tail.offset) == tail.hash
+            table.has_tail = self._transfer.is_there(local.path, tail.offset, file.size - tail.offset, tail.hash)
         if left and not table.has_tail:  # a filter that is damaged would hide keys
             local.put(tail.offset, bytes(foot - tail.offset))
         return table
@@ -130,7 +130,7 @@ class PartialTables:
 
     def _fetch_part(self, table: Table, part: Part, check: Callable[[], None]) -> None:
         for _ in range(_TRIES):
-            if not self._transfer.is_there(table.local, part.ref, part.offset):
+            if not self._is_there(table, part):
                 with table.filled(part) as coming:
                     self._transfer.fetch_part(table.file, part.number, table.local, part.offset, coming, check)
                 self._count(part.ref.size)
@@ -138,7 +138,7 @@ class PartialTables:
                 if part.number in table.verified:
                     return
                 # a read may have written bytes that are not verified over those that were: look once more
-                if part.number not in table.written or self._transfer.is_there(table.local, part.ref, part.offset):
+                if part.number not in table.written or self._is_there(table, part):
                     table.verified.add(part.number)
                     break
         else:
@@ -146,6 +146,9 @@ class PartialTables:
         with self._lock:
             self.verified += part.ref.size
         self._finish(table)
+
+    def _is_there(self, table: Table, part: Part) -> bool:
+        return self._transfer.is_there(table.local.path, part.offset, part.ref.size, part.ref.hash)
 
     def _finish(self, table: Table) -> None:
         """Verify a file of which all parts are verified."""

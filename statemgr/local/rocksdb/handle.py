@@ -12,7 +12,9 @@ It depends on these facts about rocksdict:
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,8 @@ from statemgr.os_errors import Fault, fault_in, of_fault
 
 _PROBE_SIZE = 1024 * 1024
 _NOT_BYTES = "raw mode only support bytes"
+#: What RocksDB was doing, in all its errors of reads.
+_READING = re.compile(r"While [^:]*\bp?read(?!/)")
 _DAMAGED = "remove the directory: the store is then restored"
 
 
@@ -39,9 +43,14 @@ def translate(error: Exception, what: str, path: Path) -> StatemgrError:
     if "LOCK" in text and ("lock hold by current process" in text or "While lock file" in text):
         return InvalidError(reason, hint="clone the directory: another store object or process has it open", path=path)
     is_corrupt = text.startswith(("Corruption", "Invalid argument"))
-    fault = fault_in(text) or (Fault.ALTERED if is_corrupt else Fault.FAILED)
+    fault = fault_in(text) or (Fault.ALTERED if is_corrupt or is_unreadable(text) else Fault.FAILED)
     hints = {Fault.GONE: _DAMAGED, Fault.ALTERED: _DAMAGED}
     return of_fault(fault, reason, path, kinds={Fault.GONE: CorruptFile}, hints=hints)
+
+
+def is_unreadable(text: str) -> bool:
+    """Whether the text of an error says that the disk cannot read a file. Another copy of it may be read."""
+    return bool(_READING.search(text)) and any(os.strerror(number) in text for number in (errno.EIO, errno.ESTALE))
 
 
 def is_vendors(error: Exception) -> bool:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from rocksdict import Rdict
 
 from statemgr.errors import CorruptFile, RetryableError
-from statemgr.local.rocksdb.handle import Scan, translated
+from statemgr.local.rocksdb.handle import Scan, is_unreadable, translated
 from statemgr.local.rocksdb.options import BRIEF
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.ports import Items
@@ -182,6 +182,8 @@ class PartialScan(Iterator[tuple[bytes, bytes]]):
         database = self._database
         if database is None:
             return  # it was closed: the next step says so
+        if is_unreadable(error.message):
+            raise error
         if database.latest_sequence_number() == self._number:
             _supplied(self._supply, error, self._tried)
             self._scan = self._new(database)
@@ -217,7 +219,7 @@ def _supplied(supply: Supply, error: CorruptFile, tried: Counter[Hole]) -> None:
     """Raises: the error if nothing can be supplied."""
     hole = hole_in(error.message)
     tried[hole] += 1
-    if not supply(hole, tried[hole]):
+    if is_unreadable(error.message) or not supply(hole, tried[hole]):
         raise error
 
 

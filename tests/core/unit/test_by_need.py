@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from statemgr.backends.blobs.tables import replay
 from statemgr.errors import (
     ClosedError,
     CorruptBlob,
+    CorruptFile,
     DiskFull,
     MissingBlob,
     RetryableError,
@@ -128,6 +130,15 @@ def test_the_text_of_an_error_names_the_block(tmp_path: Path) -> None:
         "cannot open the store: Corruption: Bad table magic number: expected 9, found 0 in sp/000012.sst  The file …"
     )
     assert partial.hole_in(magic) == Hole("000012.sst")
+
+
+def test_what_the_disk_cannot_read_is_no_hole(tmp_path: Path) -> None:
+    """Nothing is fetched for it: the bytes in the blob store are not to blame."""
+    text = "cannot read: IO error: While pread offset 0 len 9: sp/000008.sst: Input/output error"
+    supplied: list[Hole] = []
+    with pytest.raises(CorruptFile):
+        partial._supplied(lambda hole, _: not supplied.append(hole), CorruptFile(text), Counter())
+    assert not supplied
 
 
 def test_one_key_costs_little(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -11,11 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from statemgr import JobConfig
-from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, MissingState
+from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, MissingState, RetryableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
 from statemgr.local.directories import StoreDirectories
@@ -321,6 +323,30 @@ def test_touched_but_equal_content_is_kept(directories: StoreDirectories, root: 
     assert after != before
     assert directories.find("s1") == adopted
     assert (root / "committed" / "s1.manifest").read_bytes() == after
+
+
+@pytest.mark.parametrize("name", ["s1/CURRENT", "s1.manifest"])
+def test_a_directory_that_the_disk_cannot_read_is_restored(
+    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It blocks neither another directory nor the next restore. Without descriptors, nothing is given up."""
+    commit(directories, "s1")
+    other = commit(directories, "s2")
+    open_file = durable.open_file
+
+    def opened(path: Path) -> BinaryIO:
+        if path.as_posix().endswith(name):
+            raise OSError(error, os.strerror(error), str(path))
+        return open_file(path)
+
+    monkeypatch.setattr(durable, "open_file", opened)
+    error = errno.EMFILE
+    with pytest.raises(RetryableError):
+        directories.reusable()
+    error = errno.EIO
+    assert [found.state_id for found in directories.begin_restore().reusable] == ["s2"]
+    assert directories.find("s1") is None
+    assert directories.find("s2") == other
 
 
 @pytest.mark.parametrize(("altered", "distrusted"), [(False, False), (True, False), (True, True)])

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from statemgr.errors import CorruptError, DiskFull, InvalidError, RetryableError
+from statemgr.errors import CorruptError, CorruptFile, DiskFull, InvalidError, RetryableError
 from statemgr.local.rocksdb import options as rocksdb_options
 from statemgr.local.rocksdb.brief import BriefStore
 from statemgr.local.rocksdb.bulk import bulk_load
+from statemgr.local.rocksdb.handle import translate
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.local.trees import is_state
 
@@ -84,6 +85,20 @@ def test_damaged_directory_does_not_open(damage: str, open_at: Callable[..., Roc
             next(live.glob("MANIFEST-*")).unlink()
     with pytest.raises(CorruptError):
         list(open_at(live).scan(None, None))
+
+
+def test_what_the_disk_cannot_read_is_damaged(tmp_path: Path) -> None:
+    """The task is then opened again, and restored. What cannot be written stays in memory, and a time-out may pass."""
+    texts = {
+        "While pread offset 4096 len 4096: /s/000010.sst: Input/output error": CorruptFile,
+        "While open a file for random read: /s/000010.sst: Stale file handle": CorruptFile,
+        "While pread offset 4096 len 4096: /s/000010.sst: Connection timed out": RetryableError,
+        "While appending to file: /s/000011.sst: Input/output error": RetryableError,
+        "While open file for random read/write: /s/000011.sst: Input/output error": RetryableError,
+        "While appending to file: /s/000011.sst: No space left on device": DiskFull,
+    }
+    for text, kind in texts.items():
+        assert type(translate(Exception(f"IO error: {text}"), "cannot read", tmp_path)) is kind
 
 
 def test_second_open_is_refused_with_a_hint(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:

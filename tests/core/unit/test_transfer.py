@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -20,6 +21,7 @@ from statemgr.errors import (
     DiskFull,
     InvalidError,
     MissingBlob,
+    RetryableError,
     UnavailableError,
 )
 from statemgr.local.machine import SystemClock, Threads
@@ -261,6 +263,23 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     engine.upload_files([Upload(path, 300 * 1024 * 1024, whole.digest(), "j/1/x")])
     engine.close()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+def test_what_the_disk_cannot_read_is_fetched(
+    transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a part of an earlier try counts as missing. Without descriptors nobody knows."""
+    target = source(tmp_path, "left", b"data").path
+    error = errno.EIO
+
+    def fails(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "open", fails)
+    assert not transfer.is_there(target, 0, 4, content_hash(b"data"))
+    error = errno.ENFILE
+    with pytest.raises(RetryableError):
+        transfer.is_there(target, 0, 4, content_hash(b"data"))
 
 
 def test_existing_targets_are_not_written_to(transfer: Transfer, tmp_path: Path) -> None:
