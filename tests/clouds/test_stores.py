@@ -25,7 +25,7 @@ from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
 from statemgr.blobs.clouds import azure, gcs, store
 from statemgr.blobs.clouds.azure import AzureBlobStore
 from statemgr.blobs.clouds.azure_credentials import Token
-from statemgr.blobs.clouds.http import Answer, Damaged
+from statemgr.blobs.clouds.http import Answer, Damaged, Http
 from statemgr.blobs.clouds.store import CloudBlobStore
 from statemgr.blobs.retrying import RetryingBlobStore, undecorated
 from statemgr.config import JobConfig
@@ -444,6 +444,15 @@ def test_what_each_answer_means() -> None:
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
+
+
+def test_the_servers_time_does_not_leap_when_work_is_given_up() -> None:
+    """A deadline then leaps, and the clock that TTLs come from does not."""
+    clock = SystemClock()
+    http = Http("GCS", 1, clock, gcs.meaning, {})
+    clock.give_up()
+    http._notice_time("Fri, 27 Nov 2026 15:02:16 GMT")
+    assert http.time_ms() // 3_600_000 == int(datetime(2026, 11, 27, 15, tzinfo=UTC).timestamp()) // 3600
 
 
 def refusing(error: Exception) -> Callable[..., object]:

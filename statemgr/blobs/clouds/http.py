@@ -209,7 +209,7 @@ class Http:
             told = int(parsedate_to_datetime(date or "").timestamp() * 1000)
         except ValueError:
             return
-        self._offset_ms = told - int(self._clock.monotonic() * 1000)
+        self._offset_ms = told - int(self._clock.elapsed() * 1000)
 
     def time_ms(self) -> int:
         """The time of the server's clock, from its last answer (epoch milliseconds).
@@ -218,7 +218,7 @@ class Http:
         """
         if self._offset_ms is None:
             raise InvalidError(f"this {self.service} server does not tell its time (the header Date)", **self.where)
-        return self._offset_ms + int(self._clock.monotonic() * 1000)
+        return self._offset_ms + int(self._clock.elapsed() * 1000)
 
     def close(self) -> None:
         """Break off requests in progress."""
