@@ -73,9 +73,10 @@ def create(path: Path) -> BinaryIO:
 def read_small(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most ``limit`` bytes. Raises: OSError (EFBIG for a larger one)."""
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size > limit:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes", str(path))
-        return file.read(limit)
+        return file.read(size)
 
 
 def read_note(path: Path, limit: int) -> Any:

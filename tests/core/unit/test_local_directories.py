@@ -325,6 +325,12 @@ def test_touched_but_equal_content_is_kept(directories: StoreDirectories, root: 
     assert (root / "committed" / "s1.manifest").read_bytes() == after
 
 
+def test_a_limit_takes_no_memory(tmp_path: Path) -> None:
+    """Reading a small file needs memory for the file only."""
+    (tmp_path / "note").write_bytes(b"12")
+    assert durable.read_small(tmp_path / "note", 1 << 62) == b"12"
+
+
 @pytest.mark.parametrize("name", ["s1/CURRENT", "s1.manifest"])
 def test_a_directory_that_the_disk_cannot_read_is_restored(
     directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch, name: str
