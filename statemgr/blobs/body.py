@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, cast
 
 from statemgr.errors import CorruptError, CorruptFile
@@ -39,7 +39,7 @@ class SliceStream(io.RawIOBase):
         self._piece = piece
         self._position = 0
         self._fd = -1  # also closed if opening it fails
-        with translated("a file to upload cannot be read", piece.path, kinds={Fault.GONE: CorruptFile}):
+        with self._errors():
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(self._fd).st_size < piece.offset + piece.length:
             self.close()
@@ -65,7 +65,8 @@ class SliceStream(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted == 0:
             return b""
-        data = os.pread(self._fd, wanted, self._piece.offset + self._position)
+        with self._errors():
+            data = os.pread(self._fd, wanted, self._piece.offset + self._position)
         if not data:
             raise self._too_short()
         self._position += len(data)
@@ -77,6 +78,9 @@ class SliceStream(io.RawIOBase):
             os.close(self._fd)
             self._fd = -1
         super().close()
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return translated("a file to upload cannot be read", self._piece.path, kinds={Fault.GONE: CorruptFile})
 
     def _too_short(self) -> CorruptError:
         return CorruptFile("a file became shorter while it was uploaded", path=self._piece.path)

@@ -11,9 +11,9 @@ import pytest
 
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import DiskFull, MissingBlob, UnavailableError
+from statemgr.errors import DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.machine import SystemClock
-from statemgr.ports import BlobInfo
+from statemgr.ports import BlobInfo, FileSlice
 
 
 @pytest.fixture
@@ -120,6 +120,21 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(DiskFull):
         calls[call]()
     assert [path for path in (tmp_path / "target").rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is of the local file, and not of the blob store."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+
+    def unreadable(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", unreadable)
+    with pytest.raises(RetryableError, match="a file to upload cannot be read") as caught:
+        FileBlobStore(tmp_path / "blobs", SystemClock()).put("a/blob", FileSlice(path, 0, 1), ttl_days=None)
+    assert type(caught.value) is RetryableError
+    assert caught.value.where["path"] == path
 
 
 def test_a_copy_of_a_blob_that_is_gone_is_refused(tmp_path: Path) -> None:
