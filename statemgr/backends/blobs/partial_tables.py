@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from heapq import heapify, heappop, heappush
 
 from statemgr.backends.blobs.partial_table import CHUNK, Part, Table
 from statemgr.errors import ANOTHER_COPY, CorruptBlob, CorruptFile, MissingBlob, StateUnreachable, UnavailableError
@@ -59,6 +60,8 @@ class PartialTables:
         self.files = {name: (file.size, file.hash) for name, file in files.items()}
         #: Bytes that were fetched, those that need no look any more, and how often something was missing.
         self.fetched = self.verified = self.faults = 0
+        #: The table of each time.
+        self._faulted: list[str] = []
         #: Whether the store is open. Before, RocksDB asks for one tail after the other; so each time more are fetched.
         self.is_open = False
         self._at_once = 1
@@ -108,10 +111,19 @@ class PartialTables:
         """Fetch and verify what is missing of these tables, the hottest at each moment first."""
         waiting = {table.file.name: parts for table in tables if (parts := table.waiting)}
         each = [part.ref.size for parts in waiting.values() for part in parts]
+        hottest = [(-self._tables[name].faults, name) for name in waiting]
+        heapify(hottest)
+        known = len(self._faulted)
 
         def fetch_next(batch: Batch) -> None:
+            nonlocal known
             with self._lock:
-                table = max((self._tables[name] for name in waiting), key=lambda table: table.faults)
+                for name in self._faulted[known:]:
+                    heappush(hottest, (-self._tables[name].faults, name))
+                known = len(self._faulted)
+                while hottest[0][1] not in waiting:
+                    heappop(hottest)
+                table = self._tables[hottest[0][1]]
                 parts = waiting[table.file.name]
                 part = parts.pop(0)
                 if not parts:
@@ -202,8 +214,9 @@ class PartialTables:
             return first  # not a hole
         with self._lock:
             self.faults += 1
-        if table is not None:
-            table.faults += 1
+            if table is not None:
+                table.faults += 1
+                self._faulted.append(hole.table)
         if table is None or not hole.size:
             return self._supply_any([table] if table is not None else list(self._tables.values())) or first
         end = hole.offset + hole.size + TRAILER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs import by_need, partial_table, partial_tables, snapshots
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.backends.blobs.tables import replay
 from statemgr.errors import (
     ClosedError,
@@ -520,3 +522,41 @@ def test_a_fill_that_ends_leaves_the_count_of_another(tmp_path: Path) -> None:
         first.__exit__(None, None, None)
         assert table.is_written(0, 8)
     assert not table.is_written(0, 8)
+
+
+def test_the_parts_of_the_hottest_table_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault during the fill changes the order, and no part takes a look at all tables."""
+    looks, order = 0, list[str]()
+
+    class Watched(SimpleNamespace):
+        @property
+        def faults(self) -> int:
+            nonlocal looks
+            looks += 1
+            return int(self.count)
+
+    names = [f"{number:04}.sst" for number in range(1000)]
+    tables = PartialTables.__new__(PartialTables)
+    part = SimpleNamespace(ref=SimpleNamespace(size=1))
+    tables._tables = {
+        name: Watched(file=SimpleNamespace(name=name), waiting=[part, part], count=0)  # type: ignore[misc]
+        for name in names
+    }
+    tables._lock, tables._faulted = threading.Lock(), []
+
+    def fetch(table: Any, *_: object) -> None:
+        order.append(table.file.name)
+        if len(order) == 1:
+            tables._tables[names[500]].count = 1  # type: ignore[attr-defined]
+            tables._faulted.append(names[500])
+
+    jobs: list[Any] = []
+    batch = SimpleNamespace(submit=lambda job, *_: jobs.append(job), check=lambda: None)
+    tables._transfer = SimpleNamespace(batch=lambda _: nullcontext(batch))  # type: ignore[assignment]
+    monkeypatch.setattr(tables, "_fetch_part", fetch)
+    tables._fetch_parts(list(tables._tables.values()))
+    for job in jobs:
+        job()
+    assert order[:4] == [names[0], names[500], names[500], names[0]]
+    assert sorted(order) == sorted(names * 2)
+    assert looks < 2 * len(names)
