@@ -29,7 +29,7 @@ from statemgr.blobs.clouds.http import Answer, Damaged, Http
 from statemgr.blobs.clouds.store import CloudBlobStore
 from statemgr.blobs.retrying import RetryingBlobStore, undecorated
 from statemgr.config import JobConfig
-from statemgr.errors import AccessDenied, ConfigError, MissingBlob, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, ConfigError, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
@@ -444,6 +444,25 @@ def test_what_each_answer_means() -> None:
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
+
+
+def test_an_answer_of_something_else_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page to log in, an answer without its headers, and a batch whose parts have other numbers."""
+    places: list[tuple[type[CloudBlobStore], Any]] = [(gcs.GcsBlobStore, gcs.meaning), (AzureBlobStore, azure.meaning)]
+    one = "--x\r\nContent-ID: {}\r\n\r\nHTTP/1.1 202 Accepted\r\n\r\n\r\n"
+    parts = Answer(
+        202, {"Content-Type": "multipart/mixed; boundary=x"}, f"{one.format(1)}{one.format(2)}--x--".encode()
+    )
+    for kind, meaning in places:
+        http = Http("the cloud", 1, SystemClock(), meaning, {})
+        blobs = kind(http, "http://x", "b", "", clock=SystemClock(), own="j/", ttl_days=1)  # type: ignore[call-arg]
+        monkeypatch.setattr(http, "ask", lambda *_, **__: Answer(200, {}, b"<html>Log in"))
+        for call in (lambda blobs=blobs: blobs.stat("a"), lambda blobs=blobs: blobs.list("")):
+            with pytest.raises(InvalidError, match="is not one of the cloud"):
+                call()
+        monkeypatch.setattr(http, "ask", lambda *_, **__: parts)
+        with pytest.raises(InvalidError):
+            blobs._delete_together(["a", "b"])
 
 
 def test_the_servers_time_does_not_leap_when_work_is_given_up() -> None:

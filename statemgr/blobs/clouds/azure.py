@@ -78,7 +78,6 @@ class AzureBlobStore(CloudBlobStore):
         self._clock = clock
         self._endpoint = endpoint
         self._container_url = f"{endpoint}/{quote(container)}"
-        self._container = container
 
     def _url(self, key: str) -> str:
         return f"{self._container_url}/{quote(key, safe='/~')}"
@@ -204,21 +203,24 @@ class AzureBlobStore(CloudBlobStore):
         kind, body = batch(requests)
         url = f"{self._container_url}?restype=container&comp=batch"
         answer = self._http.ask("POST", url, {"Content-Type": kind}, body, what="delete", accept=(200, 202))
-        return batch_answers(answer, len(keys))
+        with self._http.understood():
+            return batch_answers(answer, len(keys))
 
     # --- reading ---
 
     def stat(self, blob_id: str) -> BlobInfo:
         """A TTL begins when the blob is written."""
         head = self._head(blob_id)
-        written_ms = _epoch_ms(head.get("x-ms-creation-time") or head["Last-Modified"])
+        with self._http.understood(blob=blob_id):
+            written_ms = _epoch_ms(head.get("x-ms-creation-time") or head["Last-Modified"])
+            size = int(head["Content-Length"])
         days = head.get(_TTL_FIELD)
         if days is None and head.get("x-ms-tag-count", "0") != "0":
             days = self._tag(blob_id)
         expires = None
         if days is not None:
             expires = written_ms + int(days) * DAY_MS if days.isascii() and days.isdigit() else -1
-        return BlobInfo(blob_id, int(head["Content-Length"]), written_ms, expires)
+        return BlobInfo(blob_id, size, written_ms, expires)
 
     def _head(self, blob_id: str) -> Mapping[str, str]:
         try:
@@ -230,7 +232,8 @@ class AzureBlobStore(CloudBlobStore):
     def _tag(self, blob_id: str) -> str | None:
         url = f"{self._url(self._key(blob_id))}?comp=tags"
         answer = self._http.ask("GET", url, what="read-tags", blob=blob_id)
-        tags = {tag.findtext("Key"): tag.findtext("Value") for tag in self._xml(answer).iter("Tag")}
+        with self._http.understood(blob=blob_id):
+            tags = {tag.findtext("Key"): tag.findtext("Value") for tag in ET.fromstring(answer.body).iter("Tag")}
         return tags.get(TTL_TAG)
 
     def _page(self, prefix: str, token: str | None, most: int) -> BlobPage:
@@ -238,8 +241,9 @@ class AzureBlobStore(CloudBlobStore):
         if token:
             query["marker"] = token
         answer = self._http.ask("GET", f"{self._container_url}?{urlencode(query, quote_via=quote)}", what="list")
-        page = self._xml(answer)
-        blobs = [info for found in page.iter("Blob") if (info := self._listed(found)) is not None]
+        with self._http.understood():
+            page = ET.fromstring(answer.body)
+            blobs = [info for found in page.iter("Blob") if (info := self._listed(found)) is not None]
         return BlobPage(blobs, page.findtext("NextMarker") or None)
 
     def _listed(self, found: ET.Element) -> BlobInfo | None:
@@ -256,12 +260,6 @@ class AzureBlobStore(CloudBlobStore):
         written = found.findtext("Properties/Creation-Time") or found.findtext("Properties/Last-Modified") or ""
         size = int(found.findtext("Properties/Content-Length") or 0)
         return BlobInfo(key.removeprefix(self._prefix), size, _epoch_ms(written))
-
-    def _xml(self, answer: Answer) -> ET.Element:
-        try:
-            return ET.fromstring(answer.body)
-        except ET.ParseError as error:
-            raise InvalidError("the Azure server's answer is not XML", container=self._container) from error
 
     # --- administration ---
 

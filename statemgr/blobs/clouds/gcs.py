@@ -168,11 +168,13 @@ class GcsBlobStore(CloudBlobStore):
                 raise
             except _CANNOT_COPY:
                 return False
-            progress = json.loads(answer.body)
-            if progress.get("done", True):
+            with self._http.understood(blob=wanted.blob_id):
+                progress = json.loads(answer.body)
+                is_done, has_ttl = progress.get("done", True), "customTime" in progress.get("resource", {})
+                token = {} if is_done else {"rewriteToken": progress["rewriteToken"]}
+            if is_done:
                 break
-            token = {"rewriteToken": progress["rewriteToken"]}
-        if "customTime" not in progress.get("resource", {}):  # a server that takes it only with an update
+        if not has_ttl:  # a server that takes it only with an update
             self._update(blob_id, self._expires(ttl_days))
         return True
 
@@ -181,7 +183,8 @@ class GcsBlobStore(CloudBlobStore):
         answer = self._http.ask(
             "POST", f"{self._endpoint}/batch/storage/v1", {"Content-Type": kind}, body, what="delete"
         )
-        return batch_answers(answer, len(keys))
+        with self._http.understood():
+            return batch_answers(answer, len(keys))
 
     # --- reading ---
 
@@ -192,7 +195,8 @@ class GcsBlobStore(CloudBlobStore):
         except MissingBlob:
             self._page(self._prefix + self._own, None, 1)  # raises AccessDenied if there is no bucket
             raise
-        return self._info(json.loads(answer.body))
+        with self._http.understood(blob=blob_id):
+            return self._info(json.loads(answer.body))
 
     def _info(self, found: Mapping[str, Any]) -> BlobInfo:
         custom = found.get("customTime")
@@ -205,8 +209,9 @@ class GcsBlobStore(CloudBlobStore):
         if token:
             query["pageToken"] = token
         answer = self._http.ask("GET", f"{self._bucket_url}/o?{urlencode(query, quote_via=quote)}", what="list")
-        page = json.loads(answer.body)
-        return BlobPage([self._info(found) for found in page.get("items") or ()], page.get("nextPageToken") or None)
+        with self._http.understood():
+            page = json.loads(answer.body)
+            return BlobPage([self._info(found) for found in page.get("items") or ()], page.get("nextPageToken") or None)
 
     # --- administration ---
 
@@ -248,8 +253,8 @@ class GcsBlobStore(CloudBlobStore):
 
     def _bucket_resource(self, what: str) -> dict[str, Any]:
         answer = self._http.ask("GET", f"{self._bucket_url}?fields=lifecycle,metageneration", what=what)
-        resource: dict[str, Any] = json.loads(answer.body)
-        return resource
+        with self._http.understood():
+            return dict(json.loads(answer.body))
 
 
 class _Framed(io.RawIOBase):

@@ -13,6 +13,7 @@ from email.parser import BytesParser
 from email.utils import parsedate_to_datetime
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
+from xml.etree.ElementTree import ParseError
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -202,6 +203,18 @@ class Http:
         """The error of an answer that is a part of another one."""
         return self._meaning(answer, what, {**self.where, **where})
 
+    @contextmanager
+    def understood(self, **where: str) -> Iterator[None]:
+        """A block that reads an answer. Raises: InvalidError if it is not as the service documents it."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, ParseError) as error:
+            raise InvalidError(
+                f"an answer is not one of {self.service}: {type(error).__name__}",
+                hint="check the endpoint of the store: a proxy or another service may have answered",
+                **{**self.where, **where},
+            ) from error
+
     # --- the server's clock ---
 
     def _notice_time(self, date: str | None) -> None:
@@ -249,7 +262,7 @@ def batch(requests: Sequence[tuple[str, str, Mapping[str, str]]], name: str = "{
 
 
 def batch_answers(answer: Answer, expected: int) -> list[Answer]:
-    """The answers to the parts of a batch, in the order of the requests. Raises: ValueError if some are missing."""
+    """The answers to the parts of a batch, in the order of the requests. To be called in :meth:`Http.understood`."""
     found: dict[int, Answer] = {}
     kind = answer.headers.get("Content-Type", "")
     message = BytesParser().parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + answer.body)
@@ -260,6 +273,4 @@ def batch_answers(answer: Answer, expected: int) -> list[Answer]:
         body: Any = inner.get_payload(decode=True) or b""
         number = "".join(character for character in part.get("Content-ID", "") if character.isdigit())
         found[int(number or place)] = Answer(int(line.split()[1]), dict(inner.items()), body)
-    if len(found) < expected:
-        raise ValueError(f"{len(found)} of {expected} answers")
     return [found[number] for number in range(expected)]

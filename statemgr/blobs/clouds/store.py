@@ -168,7 +168,7 @@ class CloudBlobStore(ABC):
             if self._deletes_many and len(chunk) > 1:
                 try:
                     answers = self._delete_together([self._key(blob_id) for blob_id in chunk])
-                except (InvalidError, AccessDenied, MissingBlob, ValueError):
+                except (InvalidError, AccessDenied, MissingBlob):
                     # emulators and proxies lack it in many ways; the deletes themselves say whether a right is missing
                     self._deletes_many = False
             if answers is None:
