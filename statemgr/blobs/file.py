@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from statemgr.blobs import file_tree
 from statemgr.blobs.body import BytesReader, open_body
-from statemgr.blobs.file_tree import TEMPORARY, Tree, translated
+from statemgr.blobs.file_tree import Tree, translated
 from statemgr.blobs.names import check_blob_id, page_of
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -156,7 +156,7 @@ class FileBlobStore:
     def _delete(self, parents: Sequence[str], names: Sequence[str]) -> None:
         with suppress(FileNotFoundError):
             with self._tree.directory(parents) as directory:
-                for entry in chain(names, map(file_tree.expiry, names)):
+                for entry in chain.from_iterable((name, file_tree.expiry(name)) for name in names):
                     with suppress(FileNotFoundError):
                         os.unlink(entry, dir_fd=directory)
                 os.fsync(directory)
@@ -172,17 +172,19 @@ class FileBlobStore:
         return page_of(self._tree.walk(prefix, token.split("/") if token else [], temporaries=False))
 
     def unfinished(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """The temporary files of writers that are at work or have died."""
+        """The temporary files of writers that are at work or have died, and expiry records whose blob is gone."""
         for found in self._tree.walk(prefix, [], temporaries=True):
             parent, _, name = found.blob_id.rpartition("/")
             yield UnfinishedUpload(parent, name, found.modified_ms)
 
     def abandon(self, upload: UnfinishedUpload) -> None:
-        if not (upload.token.startswith(".") and upload.token.endswith(TEMPORARY)) or "/" in upload.token:
+        if not file_tree.is_unfinished(upload.token) or "/" in upload.token:
             raise InvalidError(f"{upload.token!r} is not an unfinished upload", blob=upload.blob_id)
         parents = upload.blob_id.split("/")
-        with translated(upload.blob_id), suppress(FileNotFoundError), self._tree.directory(parents) as directory:
-            os.unlink(upload.token, dir_fd=directory)
+        with translated(upload.blob_id), suppress(FileNotFoundError):
+            with self._tree.directory(parents) as directory:
+                os.unlink(upload.token, dir_fd=directory)
+            self._tree.remove_empty(parents)
 
     def time_ms(self) -> int:
         """The time that a new file gets. For a mounted directory this is the clock of another machine."""

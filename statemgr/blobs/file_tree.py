@@ -24,6 +24,7 @@ from statemgr.ports import BlobInfo
 T = TypeVar("T")
 
 TEMPORARY = ".tmp"
+_EXPIRES = ".expires"
 #: How often a write creates a directory that deletes remove.
 _ATTEMPTS = 10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -145,13 +146,14 @@ class Tree:
 def _walk(
     directory: int, parents: Sequence[str], prefix: str, after: list[str], temporaries: bool
 ) -> Iterator[BlobInfo]:
-    for name in sorted(os.listdir(directory)):
+    names = set(os.listdir(directory))
+    for name in sorted(names):
         parts = [*parents, name]
         blob_id = "/".join(parts)
         if not (blob_id.startswith(prefix) or prefix.startswith(f"{blob_id}/")) or parts < after[: len(parts)]:
             continue
         own = name.startswith(".")  # temporaries and expiry records do
-        if own and not (temporaries and name.endswith(TEMPORARY)):
+        if own and not (temporaries and is_unfinished(name) and name[1:].removesuffix(_EXPIRES) not in names):
             continue
         try:
             mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
@@ -252,7 +254,12 @@ def undo(directory: int, name: str) -> None:
 
 def expiry(name: str) -> str:
     """The name of a blob's expiry record."""
-    return f".{name}.expires"
+    return f".{name}{_EXPIRES}"
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file may be a rest of a write or a delete: a temporary file, or an expiry record."""
+    return name.startswith(".") and name.endswith((TEMPORARY, _EXPIRES))
 
 
 def info(directory: int, name: str, blob_id: str) -> BlobInfo:

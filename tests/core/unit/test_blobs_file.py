@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,33 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(DiskFull):
         calls[call]()
     assert [path for path in (tmp_path / "target").rglob("*") if path.is_file()] == []
+
+
+def test_what_a_killed_delete_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed between a blob and its expiry record, and leaves only one of those."""
+    store = FileBlobStore(tmp_path, SystemClock())
+    names = [f"a/b/{number}" for number in range(3)]
+    for name in names:
+        store.put(name, b"x", ttl_days=1)
+    unlink, calls = os.unlink, list[str]()
+
+    def killed(entry: str, **where: Any) -> None:
+        calls.append(entry)
+        if len(calls) == 4:
+            raise SystemExit
+        unlink(entry, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", killed)
+        with pytest.raises(SystemExit):
+            store.delete_many(names)
+    assert [info.blob_id for info in store.list("").blobs] == ["a/b/2"]
+    assert store.stat("a/b/2").expires_ms is not None
+    (left,) = store.unfinished("")
+    store.abandon(left)
+    assert not list(store.unfinished(""))
+    store.delete("a/b/2")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_the_disk_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
