@@ -6,7 +6,7 @@ blobs here. An upload that never ended is in no listing, but it costs storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -19,6 +19,8 @@ from statemgr.blobs.s3.errors import code_and_status, translated
 from statemgr.blobs.s3.expiry import TTL_TAG, Records
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob
 from statemgr.ports import BlobInfo, BlobPage, UnfinishedUpload
+
+_MINIMUM_SIZE = "TransitionDefaultMinimumObjectSize"
 
 
 class S3Administration:
@@ -99,7 +101,8 @@ class S3Administration:
         if "Tagging" in self._abilities.lacks:
             return ()
         place, days = self._place, self._ttl_days
-        rules = self._rules()
+        found = self._rules()
+        rules = found.get("Rules", ())
         if not any(_covers(rule, place.prefix, days) for rule in rules):
             tag = {"Key": TTL_TAG, "Value": str(days)}
             identity = f"{TTL_TAG}-{days}-{place.prefix}".rstrip("-/")[:255]
@@ -110,9 +113,11 @@ class S3Administration:
                 "Expiration": {"Days": days},
             }
             configuration: Any = {"Rules": [*(r for r in rules if r.get("ID") != identity), rule]}
+            # S3 resets the setting of the other rules if a request lacks it
+            kept = {_MINIMUM_SIZE: found[_MINIMUM_SIZE]} if _MINIMUM_SIZE in found else {}
             with translated(place.bucket):
                 place.client.put_bucket_lifecycle_configuration(
-                    Bucket=place.bucket, LifecycleConfiguration=configuration
+                    Bucket=place.bucket, LifecycleConfiguration=configuration, **kept
                 )
         return ("the lifecycle rule is installed",)
 
@@ -121,7 +126,7 @@ class S3Administration:
             place = "directory buckets have" if self._place.is_directory else "this S3 server has"
             return f"note: {place} no tags: what failed commits leave behind stays until `statemgr gc --write`"
         try:
-            rules = self._rules()
+            rules = self._rules().get("Rules", ())
         except InvalidError:
             return (
                 "note: this S3 server has no lifecycle rules: what failed commits leave behind "
@@ -136,15 +141,15 @@ class S3Administration:
             "what failed commits leave behind would stay for ever; `statemgr doctor --fix` installs the rule"
         )
 
-    def _rules(self) -> Sequence[Any]:
+    def _rules(self) -> Mapping[str, Any]:
         place = self._place
         with translated(place.bucket):
             try:
-                return place.client.get_bucket_lifecycle_configuration(Bucket=place.bucket)["Rules"]
+                return place.client.get_bucket_lifecycle_configuration(Bucket=place.bucket)
             except ClientError as error:
                 if code_and_status(error)[0] != "NoSuchLifecycleConfiguration":
                     raise
-                return ()
+                return {}
 
 
 def _epoch_ms(time: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 from urllib3 import HTTPResponse
 
-from statemgr.blobs.s3.client import make_client, parsed_time
+from statemgr.blobs.s3.administration import S3Administration
+from statemgr.blobs.s3.client import Place, make_client, parsed_time
 from statemgr.blobs.s3.errors import translated
 from statemgr.errors import UnavailableError
 from statemgr.version import __version__
@@ -43,6 +45,20 @@ def test_text_that_is_no_time_is_refused() -> None:
     """The error has the text."""
     with pytest.raises(ValueError, match="soon"):
         parsed_time("soon")
+
+
+def test_installing_a_rule_keeps_the_setting_of_the_others() -> None:
+    """S3 sets the size from which rules move objects to its default if a request does not name it."""
+    setting = {"TransitionDefaultMinimumObjectSize": "varies_by_storage_class"}
+    installed: dict[str, Any] = {}
+    client = SimpleNamespace(
+        get_bucket_lifecycle_configuration=lambda **_: {"Rules": [{"ID": "mine"}], **setting},
+        put_bucket_lifecycle_configuration=lambda **given: installed.update(given),
+    )
+    abilities: Any = SimpleNamespace(lacks=())
+    S3Administration(Place(client, "bucket", ""), 7, abilities).fix()
+    assert installed.items() >= setting.items()
+    assert len(installed["LifecycleConfiguration"]["Rules"]) == 2
 
 
 def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
