@@ -28,8 +28,16 @@ def of_network(error: BaseException, service: str, hint: str, **where: Any) -> S
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         advice = "install the certificate of its authority, or set AWS_CA_BUNDLE or SSL_CERT_FILE"
         return AccessDenied(f"the {service} endpoint's certificate is not trusted", hint=advice, **where)
+    if "Tunnel connection failed: 407" in f"{error} {getattr(error, 'kwargs', {}).get('error')}":
+        return refused_by_proxy(service, **where)
     # the text may contain the signed address; the type says enough
     return UnavailableError(f"{service} could not be reached: {type(error).__name__}", hint=hint, **where)
+
+
+def refused_by_proxy(service: str, **where: Any) -> AccessDenied:
+    """The error for a request that a proxy wants a password for, or another one."""
+    hint = "check the user and the password in HTTPS_PROXY or HTTP_PROXY"
+    return AccessDenied(f"the proxy to {service} refuses these credentials (407)", hint=hint, **where)
 
 
 def of_limit(error: OSError, service: str, **where: Any) -> StatemgrError:

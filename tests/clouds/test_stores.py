@@ -9,6 +9,9 @@ import json
 import logging
 import os
 import re
+import socket
+import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -444,6 +447,32 @@ def test_what_each_answer_means() -> None:
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+def test_a_proxy_gets_its_password(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it refuses it, no retry helps, and the password is in no message."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = list[bytes]()
+
+        def refuse() -> None:
+            connection, _ = server.accept()
+            with connection:
+                asked.append(connection.recv(4096))
+                connection.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        proxy = f"http://me:p%40ss@127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(urllib.request, "getproxies", lambda: {scheme: proxy})
+        monkeypatch.setattr(urllib.request, "proxy_bypass", lambda _: False)
+        http = Http("GCS", 1, SystemClock(), gcs.meaning, {})
+        with pytest.raises(AccessDenied, match="HTTPS_PROXY") as caught:
+            http.ask("GET", f"{scheme}://storage.invalid/b", what="list")
+        thread.join()
+        http.close()
+    assert f"proxy-authorization: basic {base64.b64encode(b'me:p@ss').decode()}".lower() in asked[0].decode().lower()
+    assert "ss@" not in str(caught.value)
 
 
 def test_an_answer_of_something_else_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:

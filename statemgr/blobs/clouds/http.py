@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from email.parser import BytesParser
 from email.utils import parsedate_to_datetime
 from typing import IO, Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import ParseError
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from statemgr.blobs.connections import Connections, of_network
+from statemgr.blobs.connections import Connections, of_network, refused_by_proxy
 from statemgr.blobs.names import unique_name
 from statemgr.blobs.reading import BodyReader, LargeReads
 from statemgr.errors import InvalidError, StatemgrError, UnavailableError
@@ -99,7 +99,12 @@ class Http:
             proxy = None
         if (found := self._pools.get(proxy or "")) is None:
             options: Any = {"maxsize": self._most, "block": False, "blocksize": _BLOCK, "timeout": _TIMEOUT}
-            found = urllib3.ProxyManager(proxy, **options) if proxy else urllib3.PoolManager(**options)
+            if proxy:
+                user = urlsplit(proxy).netloc.rpartition("@")[0]
+                proof = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
+                found = urllib3.ProxyManager(proxy, proxy_headers=proof, **options)
+            else:
+                found = urllib3.PoolManager(**options)
             found.pool_classes_by_scheme = dict(found.pool_classes_by_scheme)
             self._connections.append(Connections(found.pool_classes_by_scheme))
             found = self._pools.setdefault(proxy or "", found)
@@ -188,6 +193,9 @@ class Http:
                 method, target, body=body, headers=signed, retries=False, redirect=False, preload_content=False,
                 decode_content=False,
             )  # fmt: skip
+        if response.status == 407:
+            response.close()
+            raise refused_by_proxy(self.service, **{**self.where, **where})
         self._notice_time(response.headers.get("Date"))
         return response
 
