@@ -51,7 +51,9 @@ _FAULTS = {
     **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR), Fault.ALTERED),
 }
 #: Errors of a file system without hard links, or without them between two places.
-CANNOT_LINK = frozenset((errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK))
+CANNOT_LINK = frozenset(
+    (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+)
 _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.FULL: DiskFull,
     Fault.REFUSED: AccessDenied,

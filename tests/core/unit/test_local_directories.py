@@ -527,14 +527,15 @@ def test_clone_of_nothing_is_empty(directories: StoreDirectories) -> None:
     assert names(first) == names(second) == []
 
 
+@pytest.mark.parametrize("error", [errno.EXDEV, errno.ENOSYS])
 def test_clone_copies_where_links_are_impossible(
-    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch
+    directories: StoreDirectories, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """On a file system without hard links, a clone copies the files."""
     adopted = commit(directories, "s1")
 
     def no_links(*_: object, **__: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "link", no_links)
     live = directories.clone(adopted)
