@@ -221,7 +221,7 @@ KEYS: tuple[Key, ...] = (
         "Without one, a workload identity or managed identity gives tokens.", "`AZURE_STORAGE_CONNECTION_STRING`"),
     Key("blob.store.ttl.days", duration(1, 3650, "days"), 30,
         "Time to live of blobs that no checkpoint refers to yet."),
-    Key("blob.store.part.size", integer(1024, 5 * GIBIBYTE, _BYTES), 64 * MEBIBYTE,
+    Key("blob.store.part.size", integer(1024, 4 * GIBIBYTE, _BYTES), 64 * MEBIBYTE,
         "Size of the parts that files are split into. Each part is one blob."),
     Key("blob.store.compression", choice("none", "zstd"), "none",
         "`zstd` compresses the parts that it makes at least a tenth smaller."),

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from statemgr import JobConfig
 from statemgr.errors import (
     AccessDenied,
+    ConfigError,
     CorruptBlob,
     CorruptError,
     DiskFull,
@@ -30,7 +32,7 @@ from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
 from statemgr.ports import FileSlice, list_blobs
 from statemgr.transfer.downloads import Fetch
-from statemgr.transfer.transfer import Transfer, Upload
+from statemgr.transfer.transfer import Transfer, Upload, cut
 from tests.blob_faults import FaultyBlobStore, read
 
 PART = 1_000
@@ -76,6 +78,15 @@ def test_a_file_in_parts_comes_back(transfer: Transfer, tmp_path: Path, size: in
     assert [part.blob_id for part in file.parts] == [f"j/1/Partition_0/s/a/f.sst.{n}" for n in range(len(file.parts))]
     transfer.fetch_files([Fetch(file, tmp_path / "back")])
     assert (tmp_path / "back").read_bytes() == data
+
+
+def test_no_part_is_larger_than_an_object_of_s3() -> None:
+    """The last part takes a rest of up to a quarter more, and an object of one PUT has at most 5 GiB."""
+    most = 4 << 30
+    assert JobConfig.from_mapping({"job.name": "j", "blob.store.part.size": most}).part_size == most
+    with pytest.raises(ConfigError):
+        JobConfig.from_mapping({"job.name": "j", "blob.store.part.size": most + 1})
+    assert max(length for _, length in cut(9 << 30, most)) == 5 << 30
 
 
 def test_many_files_at_once(transfer: Transfer, tmp_path: Path) -> None:
