@@ -98,12 +98,13 @@ class CleanUp:
         self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
-        """Clean up after one acknowledged publish. Does not raise if a store fails; the failure is retried."""
-        self.published(commit)
+        """Clean up after one acknowledged publish, and after :meth:`published`. Does not raise if a store fails; the
+        failure is retried."""
         announce(Phase.REMOVE_TTL, self._task, self._services.config.job_key)
         self.lost_blobs = False
+        referenced = _referenced(commit)
         try:
-            self.lost_blobs = bool(self._remove_ttls(_referenced(commit)) & set(_referenced(commit)))
+            self.lost_blobs = not self._remove_ttls(referenced).isdisjoint(referenced)
         except StatemgrError as error:
             log.warning("%s: the TTL could not be removed; the next commit tries again: %s", self._task, error)
         announce(Phase.DELETE_BLOBS, self._task, self._services.config.job_key)
