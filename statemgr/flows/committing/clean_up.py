@@ -273,8 +273,8 @@ def _referenced(commit: PreparedCommit) -> list[str]:
 
 def taken_over(services: Services, record: CheckpointRecord) -> CleanUp:
     """The clean-up of a task whose next checkpoint does not come from its owner. Removes the TTLs that a dead owner has
-    left on blobs of the current checkpoint: the next opening will not, because it looks only at the checkpoint that is
-    current then. Raises: RetryableError.
+    left on blobs of the current checkpoint: the next opening will not, because it looks only at what is newest then.
+    Raises: RetryableError.
     """
     clean_up = CleanUp(services, record.task)
     clean_up.at_open(record, delete=False)
