@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import segments_prefix, store_prefix
@@ -275,7 +274,7 @@ class SharedSegments:
         commit under way."""
         with self._lock:
             for owner, of_store in needs.items():
-                live = set(chain.from_iterable(one.blobs for one in of_store))
+                live = {blob for one in of_store for blob in one.blobs}
                 for blob_id in [*self._of_store.get(owner, ())] if of_store else ():
                     if blob_id not in live and self._needed[blob_id][owner] <= of_store[0].start:
                         self._no_longer(blob_id, owner)
