@@ -220,9 +220,9 @@ def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
 
 def _needs_of(marker: BlobMarker, found: SegmentChain) -> Needs:
     # chains that are read one by one have each name for itself
-    blobs = [sys.intern(segment.blob.blob_id) for segment in found.segments if segment.blob]
-    own = [sys.intern(marker.blob.blob_id)] if marker.blob else []
-    return Needs(tuple(dict.fromkeys((*blobs, *own))), found.snapshot.index, found.start)
+    refs = (*(segment.blob for segment in found.segments), marker.blob)
+    blobs = dict.fromkeys(sys.intern(ref.blob_id) for ref in refs if ref is not None)
+    return Needs(tuple(blobs), found.snapshot.index, found.start)
 
 
 def _indexes(found: Mapping[BlobMarker, Needs]) -> list[BlobRef]:
