@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import IO, cast
 
 from statemgr.errors import CorruptError, CorruptFile
+from statemgr.model.hashing import hasher
 from statemgr.os_errors import Fault, translated
 from statemgr.ports import BlobReader, Body, FileSlice
 
@@ -23,7 +24,8 @@ def body_size(body: Body) -> int:
 
 @contextmanager
 def open_body(body: Body) -> Iterator[IO[bytes]]:
-    """A seekable stream of exactly the body's bytes. Raises: CorruptError if the file is shorter."""
+    """A seekable stream of exactly the body's bytes. Raises: CorruptError if the file is shorter, or does not have the
+    given digest."""
     if isinstance(body, bytes):
         yield io.BytesIO(body)
         return
@@ -32,12 +34,16 @@ def open_body(body: Body) -> Iterator[IO[bytes]]:
 
 
 class SliceStream(io.RawIOBase):
-    """A read-only stream of a slice of a file; position 0 is the slice's start. Links are refused."""
+    """A read-only stream of a slice of a file; position 0 is the slice's start. Links are refused.
+
+    The first pass through the slice is compared with its digest. A store that reads it again compares the passes.
+    """
 
     def __init__(self, piece: FileSlice) -> None:
         super().__init__()
         self._piece = piece
         self._position = 0
+        self._unchecked, self._hashed, self._hash = piece.digest, 0, hasher()
         self._fd = -1  # also closed if opening it fails
         with self._errors():
             self._fd = os.open(piece.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,8 +75,22 @@ class SliceStream(io.RawIOBase):
             data = os.pread(self._fd, wanted, self._piece.offset + self._position)
         if not data:
             raise self._too_short()
+        if self._unchecked is not None:
+            self._check(data)
         self._position += len(data)
         return data
+
+    def _check(self, data: bytes) -> None:
+        if self._position == 0:
+            self._hashed, self._hash = 0, hasher()
+        if self._position != self._hashed:
+            return
+        self._hash.update(data)
+        self._hashed += len(data)
+        if self._hashed == self._piece.length:
+            if self._hash.digest() != self._unchecked:
+                raise CorruptFile("a file changed while it was uploaded", path=self._piece.path)
+            self._unchecked = None
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -21,11 +21,13 @@ from statemgr.ports.local import Clock
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """``length`` bytes of a local file from ``offset`` on, as the body of a PUT."""
+    """``length`` bytes of a local file from ``offset`` on, as the body of a PUT. A PUT of bytes with another hash than
+    ``digest`` (XXH3-128, if it is known) fails."""
 
     path: Path
     offset: int
     length: int
+    digest: bytes | None = None
 
 
 Body = bytes | FileSlice

@@ -13,8 +13,10 @@ from typing import IO, cast
 
 import zstandard
 
+from statemgr.errors import CorruptFile
 from statemgr.local import durable
 from statemgr.local.transfer_files import SourceFile
+from statemgr.model.hashing import hasher
 from statemgr.os_errors import disk_errors
 from statemgr.ports import BlobReader, FileSlice
 
@@ -42,7 +44,7 @@ def compressed(
         buffer: to read into.
         check: called between pieces; an exception from it ends the work.
 
-    Raises: CorruptError (the file is shorter than the part), DiskFull.
+    Raises: CorruptError (the file is shorter than the part, or has changed), DiskFull.
     """
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     with SourceFile(part.path) as source:
@@ -51,12 +53,15 @@ def compressed(
                 yield None
                 return
         try:
-            frame, size = compressor.compressobj(size=part.length), 0
+            frame, size, content = compressor.compressobj(size=part.length), 0, hasher()
             with disk_errors(target), durable.create(target) as sink:
                 for piece in source.pieces(part.offset, part.length, buffer):
                     check()
+                    content.update(piece)
                     size += sink.write(frame.compress(piece))
                 size += sink.write(frame.flush())
+            if part.digest not in (None, content.digest()):
+                raise CorruptFile("a file changed while it was uploaded", path=part.path)
             yield FileSlice(target, 0, size) if size <= part.length * _WORTH else None
         finally:
             with suppress(OSError):

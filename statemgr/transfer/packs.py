@@ -93,6 +93,8 @@ class PackedBlob:
         self._sink: BinaryIO = io.BytesIO()
         self._in_memory = True
         self._written = 0
+        #: What went to the file.
+        self._hash = hasher()
         #: The error after which the file ends with a part of a section: nothing may follow it.
         self._failed: OSError | None = None
         #: Bytes of all sections, also of those that failed.
@@ -124,18 +126,22 @@ class PackedBlob:
             self._failed = error
             raise
         self._written += added
+        if not self._in_memory:
+            self._hash.update(data)
         return added
 
     def _move(self) -> None:
         """Go on in the file; if that fails, the blob stays in memory. Raises: OSError."""
         sink = durable.create(self._path)
+        content = cast(io.BytesIO, self._sink).getvalue()
         try:
-            sink.write(cast(io.BytesIO, self._sink).getbuffer())
+            sink.write(content)
         except OSError:
             with suppress(OSError):
                 sink.close()
             durable.remove(self._path)
             raise
+        self._hash.update(content)
         self._sink, self._in_memory = sink, False
 
     def body(self) -> Body:
@@ -144,7 +150,7 @@ class PackedBlob:
             return cast(io.BytesIO, self._sink).getvalue()
         with disk_errors(self._path):
             self._sink.close()
-        return FileSlice(self._path, 0, self.size)
+        return FileSlice(self._path, 0, self.size, self._hash.digest())
 
     def close(self) -> None:
         """Release memory and file."""

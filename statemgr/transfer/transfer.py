@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -130,7 +130,7 @@ class Transfer(Downloads):
                         whole.update(piece)
                 ref = BlobRef(f"{upload.blob_prefix}.{number}", length, part.digest())
                 parts.append(ref)
-                body = FileSlice(upload.path, offset, length)
+                body = FileSlice(upload.path, offset, length, ref.hash)
                 batch.submit(partial(self._put_part, batch, ref.blob_id, body, frames, number, done), length)
             size = source.size
         digest = whole.digest()
@@ -159,6 +159,7 @@ class Transfer(Downloads):
             ref = BlobRef(blob_id, len(body), content_hash(body))
         else:
             ref = BlobRef(blob_id, body.length, self.hash_of(body.path, body.offset, body.length))
+            body = replace(body, digest=ref.hash)
         self._blobs.put(blob_id, body, ttl_days=self._ttl_days)
         return ref
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from statemgr.errors import (
     ConfigError,
     CorruptBlob,
     CorruptError,
+    CorruptFile,
     DiskFull,
     InvalidError,
     MissingBlob,
@@ -30,7 +32,7 @@ from statemgr.local.machine import SystemClock, Threads
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
 from statemgr.model.snapshot import FileIndex
-from statemgr.ports import FileSlice, list_blobs
+from statemgr.ports import Body, FileSlice, list_blobs
 from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer, Upload, cut
 from tests.blob_faults import FaultyBlobStore, read
@@ -106,6 +108,39 @@ def test_uploads_bear_the_ttl(transfer: Transfer, blobs: FaultyBlobStore, tmp_pa
     assert all(info.expires_ms is not None for info in list_blobs(blobs, ""))
     assert transfer.remove_ttl_all(info.blob_id for info in list_blobs(blobs, "")) == {}
     assert all(info.expires_ms is None for info in list_blobs(blobs, ""))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_file_that_changes_after_it_was_hashed(tmp_path: Path, parts: int, compress: bool) -> None:
+    """Invariant 2: the bytes that are sent are compared, too, whether they are sent as they are or compressed."""
+    upload = source(tmp_path, "f", bytes(parts * PART))
+
+    def damage() -> None:
+        with open(upload.path, "r+b") as file:
+            file.write(b"!")
+
+    def scratch() -> Path:
+        damage()
+        return tmp_path / str(random.random())
+
+    class Changing(FaultyBlobStore):
+        def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+            damage()
+            super().put(blob_id, body, ttl_days=ttl_days)
+
+    blobs = Changing()
+    in_scratch = scratch if compress else None
+    engine = Transfer(
+        blobs, SystemClock(), Threads(), parallelism=2, part_size=PART, ttl_days=30, compress_in=in_scratch
+    )
+    with closing(engine):
+        with pytest.raises(CorruptFile, match="changed"):
+            engine.upload_files([upload])
+        upload.path.write_bytes(bytes(PART))
+        with pytest.raises(CorruptFile, match="changed"):
+            engine.put("j/1/whole", FileSlice(upload.path, 0, PART))
+    assert not {"j/1/Partition_0/s/a/f.0", "j/1/whole"} & {info.blob_id for info in list_blobs(blobs, "")}
 
 
 def test_progress_is_told(transfer: Transfer, tmp_path: Path) -> None:
