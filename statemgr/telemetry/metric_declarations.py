@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from statemgr.phases import Phase
-
 Kind = Literal["counter", "gauge", "histogram"]
 #: The values of the labels after ``job``, and the number.
 Series = Iterable[tuple[tuple[str, ...], float]]
@@ -170,12 +168,6 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "Seconds that a phase of the last commit took. In a consumer loop `phase` is `flush` (the only part "
             "that the task waits for), `upload`, `publish` or `clean-up`; on Spark `open`, `process` or `prepare`",
             "task", "phase", most="4 × tasks",
-        ),
-        _counter(
-            "phases",
-            "Steps of commits and restores, such as `publish.acknowledged`. `task` is empty for a step of the whole "
-            "job",
-            "task", "phase", most=f"{len(Phase)} × tasks",
         ),
     ),
     "commits of a consumer loop": (

@@ -53,7 +53,7 @@ class Restored(Protocol):
 
 
 class Metrics:
-    """All metrics, in a registry of their own. Steps of flows are counted from the announced phases."""
+    """All metrics, in a registry of their own."""
 
     def __init__(self, job: str, job_key: str, port: int | None, clock: Clock) -> None:
         self.registry = CollectorRegistry()
@@ -63,8 +63,6 @@ class Metrics:
         #: task → the phase that it has announced last
         self.last_phase: dict[str, Phase] = {}
         self._tasks: dict[str, TaskMetrics] = {}
-        #: task → step → its counter, in order to remove those of a task
-        self._steps: dict[str, dict[str, Counter]] = {}
         self._kinds = set(KINDS)
         self._failed: dict[str, int] = {}
         self._changing = threading.Lock()
@@ -77,7 +75,6 @@ class Metrics:
         self._publish = Histogram(
             publish.name, publish.text, ["job"], buckets=PUBLISH_BUCKETS, registry=self.registry
         ).labels(job)
-        self._phases = self.counter("phases")
         self._failures = self.counter("failures")
         for kind in sorted(KINDS):  # Prometheus sees an increase only if it has seen the number before
             self._failures.labels(job, kind)
@@ -131,8 +128,6 @@ class Metrics:
                 return
             self._tasks.pop(task, None)
             self.last_phase.pop(task, None)
-            for phase in self._steps.pop(task, ()):
-                self._phases.remove(self.job, task, phase)
 
     def watch(self, name: str, source: Source) -> None:
         """Ask ``source`` for the series of a declared gauge or counter at every scrape (name without ``statemgr_``)."""
@@ -222,14 +217,8 @@ class Metrics:
         return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
 
     def _observe(self, phase: Phase, subject: str) -> None:
-        step = phase.value
         for task in tasks_of(subject) or [""]:
             self.last_phase[task] = phase
-            with self._changing:
-                counters = self._steps.setdefault(task, {})
-                if step not in counters:
-                    counters[step] = self._phases.labels(self.job, task, step)
-                counters[step].inc()
         if phase is Phase.BEGIN:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
