@@ -1,4 +1,4 @@
-"""The directory diff: which files a commit uploads, keeps and removes. Pure.
+"""The directory diff: which files a commit uploads, and which it keeps. Pure.
 
 Two files are the same if their content is (size and hash). Names say nothing, because RocksDB uses file numbers again.
 A file whose size occurs nowhere else is certainly new. The diff does not need its hash, which the upload computes.
@@ -35,16 +35,6 @@ class LocalTree:
     dirs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DirDiff:
-    """``added``: local files whose content the base lacks. ``kept``: relative path → the base's file with the same
-    content. ``removed``: the base's files whose content no local file has."""
-
-    added: tuple[LocalFile, ...]
-    kept: Mapping[str, FileIndex]
-    removed: tuple[FileIndex, ...]
-
-
 def comparable(sizes: Mapping[str, int], base: DirIndex | None) -> set[str]:
     """The paths of files that have the size of another local file or of one in the base, and so may be the same."""
     count = Counter(sizes.values())
@@ -52,8 +42,11 @@ def comparable(sizes: Mapping[str, int], base: DirIndex | None) -> set[str]:
     return {path for path, size in sizes.items() if count[size] > 1}
 
 
-def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
-    """Compare a local directory with the directory of the last acknowledged index (None: everything is new)."""
+def diff(local: LocalTree, base: DirIndex | None) -> tuple[tuple[LocalFile, ...], dict[str, FileIndex]]:
+    """Compare a local directory with the directory of the last acknowledged index (None: everything is new).
+
+    Returns: the local files whose content the base lacks; and relative path → the base's file with the same content.
+    """
     known: dict[tuple[int, bytes | None], FileIndex] = {f.identity: f for _, f in base.walk()} if base else {}
     added: list[LocalFile] = []
     kept: dict[str, FileIndex] = {}
@@ -63,9 +56,7 @@ def diff(local: LocalTree, base: DirIndex | None) -> DirDiff:
             added.append(file)
         else:
             kept[file.path] = same
-    used = {file.identity for file in kept.values()}
-    removed = tuple(file for identity, file in known.items() if identity not in used)
-    return DirDiff(tuple(added), kept, removed)
+    return tuple(added), kept
 
 
 def assemble(local: LocalTree, files: Mapping[str, FileIndex]) -> DirIndex:

@@ -92,13 +92,13 @@ class Snapshots:
         base_index = self._catalogue.if_readable(identity, self._catalogue.index, base) if base else None
         known = base_index.root if base_index else notes.known if notes else None
         tree = self._tree(snapshot.directory, known)
-        difference = diff(tree, known)
+        added, kept = diff(tree, known)
 
         identity.announce(Phase.UPLOAD)
-        inline, large = _split(difference.added, difference.kept)
+        inline, large = _split(added, kept)
         uploaded = self._upload(snapshot, large, notes)
         files = {
-            **difference.kept,
+            **kept,
             **{file.path: _inline(snapshot.directory.path, file) for file in inline},
             **uploaded,
         }

@@ -134,16 +134,15 @@ def diff_by_name_and_size() -> Patches:
 
     def diff(local: Any, base: Any) -> Any:
         known = {(path, file.size): file for path, file in base.walk()} if base else {}
-        found = real(local, base)
-        kept = dict(found.kept)
+        new, kept = real(local, base)
         added = []
-        for file in found.added:
+        for file in new:
             same = known.get((file.path, file.size))
             if same is None:
                 added.append(file)
             else:
                 kept[file.path] = same
-        return replace(found, added=tuple(added), kept=kept)
+        return tuple(added), kept
 
     return [patch(snapshots, "diff", diff)]
 
