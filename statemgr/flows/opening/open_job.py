@@ -216,16 +216,21 @@ def _checked(
 
 
 def _refuse_reserved(services: Services, log: CheckpointLog, tasks: Collection[str]) -> None:
-    """Raises: PermissionNeeded if an adoption has begun and not ended: the task would start without the old state."""
-    reserved = [permit.task for permit in _permits(log, tasks) if permit.adoption]
-    if reserved:
-        raise PermissionNeeded(
-            "an adoption of this job has begun and has not ended",
-            hint="continue it with `statemgr adopt --write`; to give it up, delete the new changelogs, and run "
-            "`statemgr permit --revoke`",
-            job=services.config.job_name,
-            task=reserved[0],
-        )
+    """Raises: PermissionNeeded if an adoption has begun and not ended (the task would start without the old state), or
+    for a permission of newer software, which this opening would use up."""
+    for permit in _permits(log, tasks):
+        if permit.adoption:
+            message = "an adoption of this job has begun and has not ended"
+            hint = (
+                "continue it with `statemgr adopt --write`; to give it up, delete the new changelogs, and run "
+                "`statemgr permit --revoke`"
+            )
+        elif permit.unknown:
+            message = f"this version does not know the permission {permit.unknown[0]!r}"
+            hint = "open the task with the version that gave it, or take it back with `statemgr permit --revoke`"
+        else:
+            continue
+        raise PermissionNeeded(message, hint=hint, job=services.config.job_name, task=permit.task)
 
 
 def _permits(log: CheckpointLog, tasks: Collection[str]) -> tuple[Permit, ...]:

@@ -82,6 +82,7 @@ class Permit:
     """Permissions for the next opening of a task, in a record with its own key. ``given_ms``: epoch milliseconds.
 
     ``adoption``: it permits nothing. An adoption has begun, and until it publishes, only it may open the task.
+    ``unknown``: words of newer software, which is the only one that may open the task.
     """
 
     job_name: str
@@ -91,11 +92,12 @@ class Permit:
     permissions: Permissions
     given_ms: int
     adoption: bool = False
+    unknown: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """What its record says."""
-        return (_ADOPTION,) if self.adoption else self.permissions.names
+        return (_ADOPTION,) if self.adoption else (*self.permissions.names, *self.unknown)
 
     @property
     def key(self) -> bytes:
@@ -120,13 +122,11 @@ def decode_permit(key: bytes, value: bytes | None, place: Place) -> Permit:
     at = _KEY.decode(key, refuse)
     found: dict[str, Any] = {"permissions": [], "given_ms": 0} if value is None else _VALUE.decode(value, refuse)
     adoption = found["permissions"] == [_ADOPTION]
-    names = [] if adoption else found["permissions"]
-    unknown = sorted(set(names) - set(PERMISSIONS))
-    if unknown:
-        raise refuse(f"the permission {unknown[0]!r} is unknown (is newer software about?)")
+    names = set() if adoption else set(found["permissions"])
+    unknown = tuple(sorted(names.difference(PERMISSIONS)))
     try:
         task_index(at["task"])
     except InvalidError as error:
         raise refuse(error.message) from error
-    permissions = Permissions(**dict.fromkeys(names, True))
-    return Permit(**at, permissions=permissions, given_ms=found["given_ms"], adoption=adoption)
+    permissions = Permissions(**dict.fromkeys(names.intersection(PERMISSIONS), True))
+    return Permit(**at, permissions=permissions, given_ms=found["given_ms"], adoption=adoption, unknown=unknown)

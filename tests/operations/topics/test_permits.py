@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.errors import PermissionNeeded, UnavailableError
+from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import Phase
 from tests.commits import attempt, commit, failing, totals
 from tests.jobs import job_mapping, with_changes
@@ -134,6 +135,19 @@ def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
     assert list(waiting(permit)) == [TASKS[0]]
     with StateManager(with_extra(config)) as manager, pytest.raises(PermissionNeeded):
         manager.open_task(TASKS[1])
+
+
+def test_a_permission_of_newer_software(config: JobConfig, permit: Permit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by an opening of its task alone, which would use it up, and can be taken back."""
+    monkeypatch.setattr(Permissions, "names", property(lambda given: ("allow_other_planets",)))
+    permit("--allow-new-stores", "--task", TASKS[0])
+    monkeypatch.undo()
+    assert waiting(permit) == {TASKS[0]: ["allow_other_planets"]}
+    commit(config, {b"a": b"2"}, {"orders-1": 2}, TASKS[1])
+    with pytest.raises(PermissionNeeded, match="allow_other_planets"):
+        commit(config, {b"a": b"2"}, {"orders-0": 2}, TASKS[0])
+    permit("--revoke", "--task", TASKS[0])
+    commit(config, {b"a": b"2"}, {"orders-0": 2}, TASKS[0])
 
 
 def test_a_permission_of_a_task_that_the_configuration_has_no_more(permit: Permit) -> None:
