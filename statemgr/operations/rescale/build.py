@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from statemgr.errors import CorruptFile, InvalidError
+from statemgr.errors import CorruptError, CorruptFile, InvalidError
 from statemgr.ids import task_name
 from statemgr.local import durable, remove
 from statemgr.model.content import Content
@@ -298,8 +298,8 @@ class Build:
         note, stores = self._directory(unit) / f"stored-{task}.note", self._workshop.new_stores
         try:
             stored = StoredStore.from_json(durable.read_note(note, _NOTE_SIZE))
-        except (OSError, ValueError, KeyError, TypeError):
-            stored = None
+        except (OSError, ValueError, KeyError, TypeError, CorruptError):
+            stored = None  # also a note of another version
         if stored is not None and stores.is_usable(stored, changelog):
             return stored
         subject, job = f"{task_name(task)}/{unit.store}", self._workshop.new.config.job_key

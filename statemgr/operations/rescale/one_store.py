@@ -53,7 +53,7 @@ class StoredStore:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> StoredStore:
-        """Raises: ValueError, KeyError, TypeError."""
+        """Raises: ValueError, KeyError, TypeError, CorruptRecord (a commit of another version)."""
         tables = {name: (size, bytes.fromhex(digest)) for name, (size, digest) in found["tables"].items()}
         return cls(decode_prepared(bytes.fromhex(found["commit"])), tables)
 

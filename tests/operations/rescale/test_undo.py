@@ -11,15 +11,16 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import AccessDenied, FencedError, LayoutMismatch, RetryableError
+from statemgr.errors import AccessDenied, FencedError, LayoutMismatch, RetryableError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local import durable
 from statemgr.operations.rescale import undo as undoing
 from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
 from statemgr.testing.memory_servers import MemoryServers
-from tests.commits import TASK
+from tests.commits import TASK, failing
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -109,6 +110,17 @@ def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job) ->
         job.undo(new)
     assert "rescale --tasks 1 --write" in str(raised.value.hint)
     assert job.tasks() == {1}
+
+
+def test_an_interrupted_rescale_goes_on_with_another_version(job: Job) -> None:
+    """A version that cannot read a note about a stored part stores this part again."""
+    with failing(Phase.BEGIN), pytest.raises(UnavailableError):
+        job.rescale()
+    notes = [*job.config.state_dir.rglob("stored-*.note")]
+    for note in notes:
+        durable.write_note(note, {**durable.read_note(note, 1 << 20), "commit": bytes(40).hex()})
+    job.rescale()
+    assert (len(notes), job.tasks()) == (2, {2})
 
 
 @pytest.mark.parametrize("at", [Phase.SPLIT, Phase.STORED])
