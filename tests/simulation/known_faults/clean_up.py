@@ -140,6 +140,18 @@ def segments_of_retained_chains_are_deleted() -> Patches:
 
 
 @known
+def a_shared_blob_belongs_to_one_task() -> Patches:
+    """A blob that several tasks share is deleted as soon as one of them does not need it any more."""
+
+    def no_longer(self: Any, blob_id: str, owner: Any) -> None:
+        for each in self._needed.pop(blob_id):
+            self._of_store.get(each, {}).pop(blob_id, None)
+        self._unneeded[blob_id] = self._monotonic()
+
+    return [patch(blob_clean_up.SharedSegments, "_no_longer", no_longer)]
+
+
+@known
 def a_dropped_checkpoint_counts_as_kept() -> Patches:
     """A checkpoint that the job drops while it is about to be kept counts as kept."""
 
