@@ -31,7 +31,7 @@ from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.os_errors import disk_errors
-from statemgr.ports import BlobInfo, LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
+from statemgr.ports import LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published, live_items
 from statemgr.wiring import open_services
@@ -148,10 +148,6 @@ class JobReader:
     def snapshot(self, task: str, store: str, index: BlobRef) -> SnapshotIndex:
         """The snapshot that an index blob describes. Raises: MissingBlob, CorruptBlob."""
         return self._catalogue.index(self._services.identity(task, store), index)
-
-    def blob_info(self, blob_id: str) -> BlobInfo:
-        """Size and expiry of a blob. Raises: MissingBlob."""
-        return self._services.blobs().stat(blob_id)
 
     def restore(
         self,

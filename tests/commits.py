@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from statemgr import JobConfig, StateManager
@@ -136,6 +136,14 @@ def blob_files(directory: Path, *, expiring: bool | None = None) -> set[str]:
         if expiring is None or expires == expiring:
             found.add(path.relative_to(root).as_posix())
     return found
+
+
+def check_blobs(config: JobConfig) -> None:
+    """Check that every blob of every retained checkpoint exists and will not expire."""
+    with closing(open_services(config)) as services, JobReader(config) as reader:
+        for task in reader.records():
+            for blob_id in referenced(config, task):
+                assert services.blobs().stat(blob_id).expires_ms is None, f"{blob_id} of a published checkpoint expires"
 
 
 def referenced(config: JobConfig, task: str = TASK) -> set[str]:

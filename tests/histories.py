@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from statemgr import JobConfig
-from statemgr.reader import JobReader
-from tests.commits import TASK, commit, current, referenced, totals
+from tests.commits import TASK, check_blobs, commit, current, totals
 from tests.jobs import job_mapping
 from tests.servers import KafkaServer
 
@@ -46,6 +45,4 @@ def check_state(config: JobConfig, expected: Mapping[bytes, bytes], task: str = 
     """Check that every backend has exactly this state of the task, and that every needed blob exists without a TTL."""
     for factory in config.stores["totals"].backup_factories:
         assert totals(config, factory)[task] == expected, factory
-    with JobReader(config) as reader:
-        for blob_id in referenced(config, task):
-            assert reader.blob_info(blob_id).expires_ms is None, blob_id
+    check_blobs(config)

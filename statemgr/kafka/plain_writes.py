@@ -1,4 +1,5 @@
-"""Writes records without a transaction and without any transactional ID, so that nobody is fenced."""
+"""Writes records without a transaction and without any transactional ID, so that nobody is fenced: for example
+offers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import UnavailableError
+from statemgr.kafka.checkpoint_assembly import PARTITION
 from statemgr.kafka.clients import DEADLINE_S, producer
 from statemgr.kafka.errors import ClientErrors, translate, translated
+from statemgr.model.jobs.offers import Offer, OfferKey, encode_offer
+
+_OFFERING = "writing an offer"
 
 
 def write_plainly(
@@ -42,3 +47,19 @@ def write_plainly(
     if left:
         raise UnavailableError(f"{doing}: the brokers have not answered", topic=topic)
     return written_ms
+
+
+def write_offer(config: JobConfig, key: OfferKey, offer: Offer) -> int | None:
+    """Write an offer, and wait until the brokers have it.
+
+    Returns: when they got it, by their clock (epoch milliseconds); None if the topic does not say.
+    Raises: UnavailableError, AccessDenied, InvalidError.
+    """
+    return write_plainly(config, config.checkpoint_topic, PARTITION, [encode_offer(key, offer)], _OFFERING)
+
+
+def withdraw_offers(config: JobConfig, keys: Iterable[OfferKey]) -> None:
+    """Delete offers. Raises: UnavailableError, AccessDenied."""
+    records = [(key.encoded(), None) for key in keys]
+    if records:
+        write_plainly(config, config.checkpoint_topic, PARTITION, records, _OFFERING)

@@ -18,16 +18,15 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import InvalidError, StatemgrError
 from statemgr.health.checks import Report
-from statemgr.health.problems import Problem, of_error, of_report, of_verified
+from statemgr.health.problems import Fault, Problem, of_error, of_report, of_verified, store_address
 from statemgr.health.verify_blobs import Verified, verify_blobs
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.checkpoint import BlobRef, CheckpointRecord
 from statemgr.operations.doctor.command import examine
-from statemgr.operations.gc.gc import GarbageReport, collect_garbage
-from statemgr.operations.gc.problems import of_garbage
+from statemgr.operations.gc.gc import BlobStatus, GarbageReport, collect_garbage
 from statemgr.ports import Progress
 from statemgr.services import Services
-from statemgr.terminal.output import moment
+from statemgr.terminal.output import moment, size
 
 _AT_ONCE = 16
 #: Seconds until damaged blobs are checked again, and until any other finding is too old to be shown.
@@ -79,7 +78,7 @@ class Checks:
         found: Iterable[Problem] = ()
         match run.result:
             case BlobBytes(report=report):
-                found = of_garbage(report, self._config)
+                found = _of_garbage(report, self._config)
             case Verified() as verified:
                 found = of_verified(verified)
             case Report() as report:
@@ -164,3 +163,19 @@ class Checks:
 
     def _now_ms(self) -> int:
         return self._services.clock.time_ns() // 1_000_000
+
+
+def _of_garbage(report: GarbageReport, config: JobConfig) -> Iterator[Problem]:
+    """The orphans and the lost blobs of a garbage collection that only looked."""
+    orphans = report.counts[BlobStatus.ORPHAN]
+    if orphans.blobs:
+        examples = f", for example {report.examples[0]}" if report.examples else ""
+        count = "1 old blob" if orphans.blobs == 1 else f"{orphans.blobs:,} old blobs"
+        detail = f"No checkpoint needs {count} ({size(orphans.size)}){examples}."
+        yield Problem(Fault.BLOBS_ORPHANED, store_address(config), detail)
+    for blob_id in report.missing:
+        yield Problem(Fault.CORRUPT_BLOB, blob_id, "A retained checkpoint needs the blob, and it does not exist.")
+    for layout in report.layouts:
+        if layout.lost:
+            detail = f"`statemgr rescale --undo` to {layout.tasks} tasks needs the blob, and it does not exist."
+            yield Problem(Fault.CORRUPT_BLOB, layout.lost, detail)

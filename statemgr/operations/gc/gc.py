@@ -41,7 +41,7 @@ from statemgr.backends.blobs.names import is_index_blob
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.flows.committing.limits import chosen_grace_ms
 from statemgr.flows.replaced_layouts import collect_layouts, kept_by
-from statemgr.kafka.offers import withdraw_offers
+from statemgr.kafka.plain_writes import withdraw_offers
 from statemgr.model.jobs.offers import OfferKey
 from statemgr.model.snapshot import blob_id_problem
 from statemgr.operations.gc.needed_blobs import NeededBlobs, find_needed_blobs

@@ -26,7 +26,7 @@ from statemgr.errors import InvalidError, MissingState, RetryableError, Unavaila
 from statemgr.flows.committing.limits import SHORTEST_GRACE_MS
 from statemgr.flows.offers import why_useless
 from statemgr.ids import task_path
-from statemgr.kafka.offers import write_offer
+from statemgr.kafka.plain_writes import write_offer
 from statemgr.local.machine import moment
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.offers import Offer, OfferKey

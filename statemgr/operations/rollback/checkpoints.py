@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -20,8 +21,7 @@ from statemgr.model.checkpoint import (
     OpaqueMarker,
 )
 from statemgr.operations.rollback.command import rollback_command
-from statemgr.operations.rollback.tag import tag_command
-from statemgr.terminal.options import Call, job_options
+from statemgr.terminal.options import Call, checkpoint_id_of, job_options
 from statemgr.terminal.output import console, moment, print_json, say
 from statemgr.terminal.render import inline_chain, to_json_dict
 
@@ -32,7 +32,6 @@ def command() -> None:
 
 
 command.add_command(rollback_command)
-command.add_command(tag_command)
 
 
 @command.command("list")
@@ -78,6 +77,35 @@ def show_command(call: Call) -> None:
         return
     for record, checkpoint in shown:
         _print_whole(record, checkpoint)
+
+
+@command.command("tag", short_help="Keep a checkpoint, or release it.")
+@job_options()
+@click.argument("wanted_id", metavar="ID", callback=checkpoint_id_of)
+@click.option("--keep/--drop", "is_kept", default=None, help="Keep the checkpoint, or release it.")
+def tag_command(call: Call, wanted_id: str, is_kept: bool | None) -> None:
+    """Keep a retained checkpoint until it is released: later commits, their clean-up and gc leave it alone.
+
+    This publishes the current checkpoint once more, so a running owner is fenced: stop the job first, or let it start
+    again.
+    """
+    from statemgr.flows.opening.open_job import JobTopics
+    from statemgr.kafka.checkpoint_topic import CheckpointTopic
+    from statemgr.operations.rollback.owner import keep
+    from statemgr.wiring import open_services
+
+    if is_kept is None:
+        raise click.UsageError("say what to do with the checkpoint: --keep or --drop")
+    with (
+        closing(open_services(call.config)) as services,
+        closing(CheckpointTopic(call.config, services.clock, owned=True)) as log,
+    ):
+        kept = keep(services, log, JobTopics(services), wanted_id, is_kept=is_kept)
+    if call.as_json:
+        print_json([{"task": task, "kept": list(of_task)} for task, of_task in sorted(kept.items())])
+        return
+    for task, of_task in sorted(kept.items()):
+        say(f"{task} keeps {', '.join(of_task) or 'no checkpoint beyond the retention'}")
 
 
 def _chosen(records: Sequence[CheckpointRecord], tasks: tuple[str, ...]) -> list[CheckpointRecord]:

@@ -19,8 +19,7 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.phases import Phase
-from statemgr.reader import JobReader
-from tests.commits import referenced
+from tests.commits import check_blobs
 from tests.core.crash.model import STORES, state
 from tests.jobs import DUAL, INTERVALS, SNAPSHOTS, contents, elsewhere, job_mapping
 from tests.servers import KafkaServer
@@ -116,14 +115,6 @@ def check_exact(config: JobConfig, directory: Path, at_least: int, at_most: int)
     assert len(published) == 1
     check_blobs(config)
     return published.pop()
-
-
-def check_blobs(config: JobConfig) -> None:
-    """Check that every blob of every retained checkpoint exists and will not expire."""
-    with JobReader(config) as reader:
-        for task in reader.records():
-            for blob_id in referenced(config, task):
-                assert reader.blob_info(blob_id).expires_ms is None, f"{blob_id} of a published checkpoint would expire"
 
 
 def applies(phase: Phase, backends: str) -> bool:

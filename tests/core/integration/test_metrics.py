@@ -20,9 +20,7 @@ pytestmark = pytest.mark.integration
 
 def published(manager: StateManager) -> float | None:
     """Return how many publishes the metrics of a manager have counted."""
-    return manager.metrics.registry.get_sample_value(
-        "statemgr_publish_seconds_count", {"job": manager.config.job_name}
-    )
+    return manager.metrics.registry.get_sample_value("statemgr_publish_seconds_count", {"job": manager.config.job_name})
 
 
 def commit_on(task: Task, offset: int) -> None:

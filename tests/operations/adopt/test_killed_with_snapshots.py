@@ -20,8 +20,7 @@ from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.phases import Phase
 from tests.blob_ages import names, time_passes
-from tests.commits import referenced
-from tests.core.crash.test_kill import check_blobs
+from tests.commits import check_blobs, referenced
 from tests.old_jobs import Adopter, state
 from tests.operations.adopt.test_killed import standing, start
 from tests.operations.adopt.test_samza import blob_files, snapshot_rows

@@ -15,7 +15,7 @@ from statemgr.errors import UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.model.content import of_pairs
 from statemgr.operations.adopt.old_topics import OldTopics
-from tests.core.crash.test_kill import check_blobs
+from tests.commits import check_blobs
 from tests.old_jobs import ends, make, opened, state, write
 from tests.peers.samza import BLOBS, SamzaJob
 from tests.servers import KafkaServer

@@ -21,10 +21,9 @@ from statemgr.engine import MicroBatch, read_attachment
 from statemgr.operations.copy.blobs import BlobCopies, published_blob
 from statemgr.phases import Phase, observed
 from statemgr.ports import BlobInfo, no_progress
-from statemgr.reader import JobReader
 from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
-from tests.commits import TASK, attempt, blob_files, commit, current, referenced, totals
+from tests.commits import TASK, attempt, blob_files, check_blobs, commit, current, referenced, totals
 from tests.core.integration.test_scenarios_versions import job as old_job
 from tests.core.integration.test_scenarios_versions import older_software
 from tests.histories import OTHER, check_state, history, identity_of, job
@@ -79,12 +78,9 @@ def grown(config: JobConfig) -> dict[bytes, bytes]:
 def check_independent(source: JobConfig, target: JobConfig, tasks: tuple[str, ...] = (TASK,)) -> None:
     """Check that everything the new job needs belongs to it, and that none of it will expire."""
     own = f"{target.job_name}/{target.job_id}/"
-    with JobReader(target) as reader:
-        for task in tasks:
-            needed = referenced(target, task)
-            assert all(blob_id.startswith(own) for blob_id in needed)
-            for blob_id in needed:
-                assert reader.blob_info(blob_id).expires_ms is None, blob_id
+    for task in tasks:
+        assert all(blob_id.startswith(own) for blob_id in referenced(target, task))
+    check_blobs(target)
     assert committed(source, source.checkpoint_topic) != committed(target, target.checkpoint_topic)
 
 

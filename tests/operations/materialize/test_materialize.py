@@ -18,7 +18,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
-from statemgr.kafka.offers import withdraw_offers, write_offer
+from statemgr.kafka.plain_writes import withdraw_offers, write_offer
 from statemgr.local import durable
 from statemgr.local.rocksdb import bulk
 from statemgr.local.rocksdb import options as rocksdb_options

@@ -30,7 +30,7 @@ from statemgr.services import Services
 from statemgr.wiring import open_services
 from tests.blob_ages import names, time_passes
 from tests.cli.test_running_job import write_toml
-from tests.commits import attempt, commit, referenced, totals, write
+from tests.commits import attempt, check_blobs, commit, referenced, totals, write
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import client, make_topic, plain_producer, send, wait_until
 from tests.kafka_jobs import job as kafka_job
@@ -118,10 +118,7 @@ def check(config: JobConfig, state: Mapping[bytes, bytes], directory: Path) -> N
             found, _ = contents(elsewhere(config, directory / factory, factory), task_name(task))
             expected = keys_of(task, config.tasks, state)
             assert found == dict.fromkeys(config.stores, expected), (factory, task)
-    with JobReader(config) as reader:
-        for task in range(config.tasks):
-            for blob_id in referenced(config, task_name(task)):
-                assert reader.blob_info(blob_id).expires_ms is None, blob_id
+    check_blobs(config)
 
 
 @pytest.mark.parametrize(

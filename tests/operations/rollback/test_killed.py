@@ -17,9 +17,9 @@ import pytest
 from statemgr import JobConfig
 from statemgr.phases import Phase
 from tests.cli.test_running_job import write_toml
-from tests.commits import current
+from tests.commits import check_blobs, current
 from tests.core.crash.model import STORES, state
-from tests.core.crash.test_kill import ROOT, check_blobs, start
+from tests.core.crash.test_kill import ROOT, start
 from tests.jobs import DUAL, contents, elsewhere, job_mapping
 from tests.servers import KafkaServer
 
