@@ -1,6 +1,6 @@
 """Hypothesis settings for a shared machine: no test fails because it is slow, and every failure can be repeated.
 
-``STATEMGR_TEST_EXAMPLES`` is the number of examples per property (50). Histories of stores and jobs take longer, so
+``STATEMGR_TEST_EXAMPLES`` is the number of examples per property (20). Histories of stores and jobs take longer, so
 they run a fraction of that number.
 """
 
@@ -16,6 +16,6 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("STATEMGR_TEST_EXAMPLES", "50")),
+    max_examples=int(os.environ.get("STATEMGR_TEST_EXAMPLES", "20")),
 )
 settings.load_profile("statemgr")

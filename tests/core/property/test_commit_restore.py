@@ -88,7 +88,7 @@ class Job:
 
 
 @pytest.mark.parametrize(("factories", "interval"), [(DUAL, "1 commit"), (("blob-store",), "2 commits")])
-@settings(max_examples=settings().max_examples // 10, suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(settings().max_examples // 10, 3), suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_what_was_committed_is_restored(
     kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory, factories: Sequence[str], interval: str,
