@@ -155,22 +155,25 @@ _SLOW_TO_LOAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["", *sorted(main._built_in())])
-def test_help_loads_nothing_that_is_slow(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [[""], sorted(main._built_in())], ids=["statemgr", "commands"])
+def test_help_loads_nothing_that_is_slow(names: list[str], tmp_path: Path) -> None:
     """``statemgr --help`` and the ``--help`` of each command are quick, because they load no slow libraries."""
     code = (
         "import contextlib, sys, statemgr.cli.main\n"
-        "with contextlib.suppress(SystemExit):\n"
-        "    statemgr.cli.main.cli.main([*sys.argv[1:], '--help'])\n"
+        "for name in sys.argv[1:]:\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        statemgr.cli.main.cli.main([*filter(None, [name]), '--help'])\n"
         "print('loaded:', *sorted(sys.modules))"
     )
-    *shown, last = _run(sys.executable, "-c", code, *filter(None, [name]), cwd=tmp_path, pythonpath=ROOT).splitlines()
-    assert any(line.lstrip().startswith("Usage:") for line in shown)
+    *shown, last = _run(sys.executable, "-c", code, *names, cwd=tmp_path, pythonpath=ROOT).splitlines()
+    for name in names:
+        usage = " ".join(["Usage: statemgr", *filter(None, [name]), "["])
+        assert any(line.startswith(usage) for line in shown), usage
     loaded = set(last.split()[1:])
     assert loaded & _SLOW_TO_LOAD == set()
     # only a list of all commands needs the names of other packages' commands
-    assert ("importlib.metadata" in loaded) == (name == "")
-    if name == "":
+    assert ("importlib.metadata" in loaded) == ("" in names)
+    if "" in names:
         assert not {"statemgr.config", "statemgr.ports"} & loaded
 
 
