@@ -36,9 +36,7 @@ def test_alone(number):
 """
 
 
-@pytest.mark.parametrize("dies", [0, 3, 5])
-@pytest.mark.parametrize("reruns", [0, 1])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("dies", "reruns", "workers"), [(0, 0, 1), (3, 1, 2), (5, 1, 1), (5, 0, 2)])
 def test_a_worker_dies(tmp_path: Path, dies: int, reruns: int, workers: int) -> None:
     """SIGSEGV at the first, a middle or the last test of a group, with another worker and without."""
     (tmp_path / "conftest.py").write_text(_CONFTEST)
