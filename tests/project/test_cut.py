@@ -47,7 +47,9 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation", [pytest.param(name, marks=() if name == "rescale" else pytest.mark.long) for name in OPERATIONS]
+)
 def test_the_rest_works_without_an_operation(operation: str, tmp_path: Path) -> None:
     """Every other module can be imported, and the commands are gone that the operation had."""
     tree = tmp_path / "tree"
