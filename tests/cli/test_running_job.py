@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.jobs import SEGMENTS, elsewhere, job_mapping, with_changes
 from tests.kafka_jobs import client, make_topic, plain_producer, wait_until
 from tests.servers import KafkaServer, S3Server
 
+# one worker, because each would set up the job that the tests of this module share
+pytestmark = pytest.mark.xdist_group("running-job")
 SECRET = "hunter2-do-not-show"
 ROWS = {f"key-{i:03}".encode(): str(i).encode() for i in range(200)}
 Run = Callable[..., Result]
@@ -56,19 +59,16 @@ def no_broker(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "--set", "kafka.bootstrap.servers=localhost:1"
 
 
-@pytest.fixture
-def job(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
-    """A job of two tasks that has not run yet, in `job.toml`."""
-    config = JobConfig.from_mapping(
-        job_mapping(kafka, tmp_path, tasks=2, stores__totals__key__serde="string", kafka__ssl__key__password=SECRET)
+def new_job(kafka: KafkaServer, directory: Path) -> JobConfig:
+    """Return a job of two tasks that has not run yet."""
+    return JobConfig.from_mapping(
+        job_mapping(kafka, directory, tasks=2, stores__totals__key__serde="string", kafka__ssl__key__password=SECRET)
     )
-    write_toml(config, tmp_path / "job.toml")
-    return config
 
 
-@pytest.fixture
-def running(job: JobConfig) -> Iterator[list[Task]]:
-    """The job, running: `Partition 0` has 200 keys, `Partition 1` has one key, and each task has two checkpoints."""
+@contextmanager
+def started(job: JobConfig) -> Iterator[list[Task]]:
+    """Run a job: `Partition 0` has 200 keys, `Partition 1` has one key, and each task has two checkpoints."""
     with StateManager(job) as manager:
         tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
         for number, (task, rows) in enumerate(zip(tasks, (ROWS, {b"other": b"1"}), strict=True)):
@@ -77,6 +77,36 @@ def running(job: JobConfig) -> Iterator[list[Task]]:
             totals.put_many(list(rows.items()))
             task.commit({f"orders-{number}": 200})
         yield tasks
+
+
+@pytest.fixture
+def job(kafka: KafkaServer, tmp_path: Path) -> JobConfig:
+    """A job of two tasks that has not run yet, in `job.toml`."""
+    config = new_job(kafka, tmp_path)
+    write_toml(config, tmp_path / "job.toml")
+    return config
+
+
+@pytest.fixture
+def running(job: JobConfig) -> Iterator[list[Task]]:
+    """The job, running, for a test that changes it."""
+    with started(job) as tasks:
+        yield tasks
+
+
+@pytest.fixture(scope="module")
+def shared(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobConfig]:
+    """A running job of all tests that only read."""
+    job = new_job(kafka, tmp_path_factory.mktemp("shared"))
+    with started(job):
+        yield job
+
+
+@pytest.fixture
+def unchanged(shared: JobConfig, tmp_path: Path) -> JobConfig:
+    """The running job of all tests that only read, in `job.toml`."""
+    write_toml(shared, tmp_path / "job.toml")
+    return shared
 
 
 # --- topics -----------------------------------------------------------------------------------------------
@@ -174,7 +204,7 @@ def test_a_lost_checkpoint_topic_is_not_created_silently(run: Run, job: JobConfi
 # --- checkpoints and snapshots ----------------------------------------------------------------------------
 
 
-def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, running: list[Task]) -> None:
+def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, unchanged: JobConfig) -> None:
     """The list has one object per retained checkpoint, with the Kafka offset of its record, and marks the current
     one."""
     found = json.loads(run("checkpoints", "list", "--json").stdout)
@@ -189,7 +219,7 @@ def test_checkpoints_list_as_json_is_one_array_with_offsets(run: Run, running: l
     assert all(isinstance(entry["offset"], int) for entry in found)
 
 
-def test_checkpoints_list_and_show_for_people(run: Run, running: list[Task]) -> None:
+def test_checkpoints_list_and_show_for_people(run: Run, unchanged: JobConfig) -> None:
     """The list prints a line per checkpoint; `show` prints the markers."""
     listed = run("checkpoints", "list", "--current", "--task", "0")
     assert listed.stdout.count("Partition 0") == 1
@@ -202,14 +232,14 @@ def test_checkpoints_list_and_show_for_people(run: Run, running: list[Task]) -> 
     assert "blob-store / totals" in shown.stdout
 
 
-def test_a_checkpoint_that_is_not_retained_is_exit_status_4(run: Run, running: list[Task]) -> None:
+def test_a_checkpoint_that_is_not_retained_is_exit_status_4(run: Run, unchanged: JobConfig) -> None:
     """The exit status means missing state, and the hint says to choose a retained checkpoint."""
     result = run("checkpoints", "show", "--checkpoint", "1700000000000-000001")
     assert result.exit_code == 4
     assert "choose one of the retained checkpoints" in result.stderr
 
 
-def test_snapshots_list_and_show(run: Run, running: list[Task]) -> None:
+def test_snapshots_list_and_show(run: Run, unchanged: JobConfig) -> None:
     """`list` reports every retained snapshot, and `show` every file of one snapshot."""
     found = json.loads(run("snapshots", "list", "--json").stdout)
     assert {entry["task"] for entry in found} == {"Partition 0", "Partition 1"}
@@ -279,7 +309,7 @@ def test_a_job_of_segments(run: Run, kafka: KafkaServer, tmp_path: Path) -> None
 # --- stores -----------------------------------------------------------------------------------------------
 
 
-def test_store_commands_read_what_is_published(run: Run, running: list[Task]) -> None:
+def test_store_commands_read_what_is_published(run: Run, unchanged: JobConfig) -> None:
     """`get` looks in every task, `scan` is in key order and says when it stops, and `count` adds up."""
     assert run("store", "get", "totals", "key-007").stdout == "7\n"
     assert json.loads(run("store", "get", "totals", "other", "--json").stdout)["task"] == "Partition 1"
@@ -295,7 +325,7 @@ def test_store_commands_read_what_is_published(run: Run, running: list[Task]) ->
     assert run("store", "count", "totals").stdout.strip().endswith("201 keys")
 
 
-def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
+def test_an_older_checkpoint_can_be_read(run: Run, unchanged: JobConfig) -> None:
     """The checkpoint before the last commit can be read; it is still empty."""
     older = json.loads(run("checkpoints", "list", "--task", "0", "--json").stdout)[1]["checkpoint_id"]
     counted = run("store", "count", "totals", "--task", "0", "--checkpoint", older, "--json")
@@ -309,7 +339,7 @@ def test_an_older_checkpoint_can_be_read(run: Run, running: list[Task]) -> None:
     assert not Path("none").exists()
 
 
-def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> None:
+def test_a_store_that_the_job_lacks_is_named(run: Run, unchanged: JobConfig) -> None:
     """The error is one of wrong usage and names the existing stores."""
     result = run("store", "get", "total", "x")
     assert result.exit_code == 2
@@ -321,7 +351,7 @@ def test_a_store_that_the_job_lacks_is_named(run: Run, running: list[Task]) -> N
 
 @pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
 def test_restore_makes_directories_that_hold_the_state(
-    run: Run, running: list[Task], tmp_path: Path, factory: str
+    run: Run, unchanged: JobConfig, tmp_path: Path, factory: str
 ) -> None:
     """From either backend, every task is restored, and the restored store opens with the same state."""
     result = run("restore", "--into", "out", "--factory", factory, "--json")
@@ -337,7 +367,7 @@ def test_restore_makes_directories_that_hold_the_state(
         opened.close()
 
 
-def test_restore_never_overwrites(run: Run, running: list[Task]) -> None:
+def test_restore_never_overwrites(run: Run, unchanged: JobConfig) -> None:
     """A store that already exists in the directory stays, and the command refuses."""
     assert run("restore", "--into", "out", "--task", "1").exit_code == 0
     again = run("restore", "--into", "out", "--task", "1")
@@ -363,7 +393,7 @@ def test_reading_fences_nobody(run: Run, running: list[Task]) -> None:
     assert running[0].commit({"orders-0": 201}).input_offsets == {"orders-0": 201}
 
 
-def test_no_output_has_a_secret(run: Run, running: list[Task]) -> None:
+def test_no_output_has_a_secret(run: Run, unchanged: JobConfig) -> None:
     """No command prints the secret, in text or in JSON."""
     for arguments in (
         ["config", "show", "--all"],
@@ -384,9 +414,9 @@ def test_a_job_without_checkpoints(run: Run, job: JobConfig) -> None:
     assert run("store", "count", "totals").exit_code == 4
 
 
-def test_an_empty_machine_reads_the_same(run: Run, job: JobConfig, running: list[Task], tmp_path: Path) -> None:
+def test_an_empty_machine_reads_the_same(run: Run, unchanged: JobConfig, tmp_path: Path) -> None:
     """A read needs nothing local: another state directory gives the same answer."""
-    config = elsewhere(job, tmp_path / "empty", "blob-store")
+    config = elsewhere(unchanged, tmp_path / "empty", "blob-store")
     write_toml(config, tmp_path / "elsewhere.toml")
     counted = run("store", "count", "totals", "--config", "elsewhere.toml", "--json")
     assert sum(entry["count"] for entry in json.loads(counted.stdout)) == 201
@@ -488,19 +518,19 @@ def test_a_foreign_record_is_left_out_by_a_repair(run: Run, job: JobConfig, runn
     assert run("topics", "repair", "--write").exit_code == 2  # the new topic already exists
 
 
-def test_doctor_compares_the_layout_and_the_input_topics(run: Run, job: JobConfig, running: list[Task]) -> None:
+def test_doctor_compares_the_layout_and_the_input_topics(run: Run, unchanged: JobConfig) -> None:
     """Doctor reports a number of tasks that differs from the checkpoints, and an input topic that is missing or has the
     wrong number of partitions."""
     found = {problem["check"]: problem["fix"] for problem in problems_of(run, "--set", "job.tasks=3")}
     assert found["layout"] == "set job.tasks = 2, or `statemgr rescale --tasks 3`"
-    topic = f"{job.job_name}-in"
+    topic = f"{unchanged.job_name}-in"
     (problem,) = problems_of(run, "--set", f"task.inputs={topic}")
     assert problem["check"] == "inputs"
     assert "does not exist" in problem["detail"]
-    make_topic(job, topic, 5)
+    make_topic(unchanged, topic, 5)
     (problem,) = problems_of(run, "--set", f"task.inputs={topic}")
     assert "5 partitions" in problem["detail"]
-    make_topic(job, f"{topic}-2", 2)
+    make_topic(unchanged, f"{topic}-2", 2)
     result = run("doctor", "--json", "--set", f"task.inputs={topic}-2", "--group", "readers")
     assert (findings(result)["inputs"], findings(result)["group"]) == ({"ok"}, {"ok"}), result.output
 
