@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,14 @@ from statemgr.kafka.transactions.publisher import task_transactional_id
 from statemgr.local.machine import this_process
 from statemgr.model import codecs
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
+from tests.cli.test_running_job import write_toml
 from tests.jobs import job_mapping, with_changes
 from tests.kafka_jobs import a_record, job, make_topic, make_topics, plain_producer, recreate, send, wait_until
 from tests.loop_members import delete_topic
 from tests.servers import KafkaServer
 
+# one worker, because each would set up the job that the tests of this module share
+pytestmark = pytest.mark.xdist_group("top")
 SECRET = "hunter2-do-not-show"
 Run = Callable[..., Result]
 
@@ -44,18 +47,16 @@ def topic(kafka: KafkaServer) -> str:
     return kafka.fresh_name("orders")
 
 
-@pytest.fixture
-def config(kafka: KafkaServer, tmp_path: Path, topic: str) -> JobConfig:
+def new_job(kafka: KafkaServer, directory: Path, topic: str) -> JobConfig:
     """Create a job of three tasks whose input has two partitions."""
-    mapping = job_mapping(kafka, tmp_path, tasks=3, kafka__ssl__key__password=SECRET)
-    config = JobConfig.from_mapping(mapping)
+    config = JobConfig.from_mapping(job_mapping(kafka, directory, tasks=3, kafka__ssl__key__password=SECRET))
     make_topic(config, topic, 2)
     produce(config, topic, (7, 3))
     return config
 
 
-@pytest.fixture
-def running(config: JobConfig, topic: str) -> Iterator[list[Task]]:
+@contextmanager
+def started(config: JobConfig, topic: str) -> Iterator[list[Task]]:
     """Run two tasks that have committed: `Partition 0` is 5 messages behind, `Partition 1` is 1 behind."""
     with StateManager(config) as manager:
         tasks = [manager.open_task(f"Partition {number}") for number in range(2)]
@@ -66,11 +67,41 @@ def running(config: JobConfig, topic: str) -> Iterator[list[Task]]:
 
 
 @pytest.fixture
-def run(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def config(kafka: KafkaServer, tmp_path: Path, topic: str) -> JobConfig:
+    """Create a job that has not run yet, in `job.toml`."""
+    config = new_job(kafka, tmp_path, topic)
+    write_toml(config, tmp_path / "job.toml")
+    return config
+
+
+@pytest.fixture
+def running(config: JobConfig, topic: str) -> Iterator[list[Task]]:
+    """Run the job, for a test that changes it."""
+    with started(config, topic) as tasks:
+        yield tasks
+
+
+@pytest.fixture(scope="module")
+def shared(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[JobConfig, list[Task]]]:
+    """Run the job of all tests that only read."""
+    topic = kafka.fresh_name("orders")
+    config = new_job(kafka, tmp_path_factory.mktemp("shared"), topic)
+    with started(config, topic) as tasks:
+        yield config, tasks
+
+
+@pytest.fixture
+def unchanged(shared: tuple[JobConfig, list[Task]], tmp_path: Path) -> list[Task]:
+    """Return the tasks of the job of all tests that only read, which is in `job.toml`."""
+    config, tasks = shared
+    write_toml(config, tmp_path / "job.toml")
+    return tasks
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line with the job in `job.toml`."""
     monkeypatch.chdir(tmp_path)
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in config.to_mapping().items()]
-    (tmp_path / "job.toml").write_text("\n".join(lines))
     return lambda *arguments: CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
 
 
@@ -83,15 +114,18 @@ def produce(config: JobConfig, topic: str, counts: tuple[int, ...]) -> None:
     assert producer.flush(30) == 0
 
 
-def test_tasks_by_lag_with_owner_and_stage(run: Run, running: list[Task], config: JobConfig, topic: str) -> None:
+def test_tasks_by_lag_with_owner_and_stage(run: Run, unchanged: list[Task]) -> None:
     """The lag of a task is what its input has after its checkpoint. The task with the highest lag is first."""
+    last = unchanged[0].last_checkpoint
+    assert last is not None
+    topic = next(iter(last.input_offsets)).removesuffix("-0")
     found = json.loads(run("top", "--json").stdout)
     first, second = found["tasks"]
     assert [(task["task"], task["lag"]) for task in (first, second)] == [("Partition 0", 5), ("Partition 1", 1)]
     assert (found["lag"], found["expected"], found["together"]) == (6, 3, False)
     assert found["lags"] == {f"{topic}-0": 5, f"{topic}-1": 1}
     assert first["owner"] == f"{this_process()} (v{__version__})"
-    assert first["checkpoint_id"] == str(running[0].last_checkpoint.checkpoint_id)  # type: ignore[union-attr]
+    assert first["checkpoint_id"] == str(last.checkpoint_id)
     assert first["stages"] == {"totals": "2"}
     assert first["problems"] == []
     assert found["notes"] == ["1 of 3 tasks have no checkpoint yet"]
@@ -122,7 +156,7 @@ def test_the_job_is_not_disturbed(run: Run, running: list[Task], topic: str) -> 
     assert after[0]["sequence"] == before[0]["sequence"] + 1
 
 
-def test_a_process_that_does_not_answer_is_a_problem(run: Run, running: list[Task]) -> None:
+def test_a_process_that_does_not_answer_is_a_problem(run: Run, unchanged: list[Task]) -> None:
     """An address of --metrics at which nothing listens is in the list of faults."""
     found = json.loads(run("top", "--json", "--metrics", "http://127.0.0.1:1/metrics").stdout)
     assert [(one["fault"], one["part"]) for one in found["problems"]] == [
@@ -130,7 +164,7 @@ def test_a_process_that_does_not_answer_is_a_problem(run: Run, running: list[Tas
     ]
 
 
-def test_a_table_for_people_and_no_secret(run: Run, running: list[Task]) -> None:
+def test_a_table_for_people_and_no_secret(run: Run, unchanged: list[Task]) -> None:
     """If the output is not a terminal, the command prints all tasks once, and no secret."""
     found = run("top")
     assert found.exit_code == 0
@@ -267,7 +301,7 @@ def test_it_refreshes_in_a_terminal_until_ctrl_c(run: Run, running: list[Task], 
         assert terminal.child.wait(60) == 0
 
 
-def test_ctrl_c_does_not_wait_for_a_broker(run: Run, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_wait_for_a_broker(unchanged: list[Task], tmp_path: Path) -> None:
     """A broker takes connections and never answers. Ctrl-C does not wait until the reading gives up."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"kafka.bootstrap.servers=127.0.0.1:{silent.getsockname()[1]}"
@@ -278,7 +312,9 @@ def test_ctrl_c_does_not_wait_for_a_broker(run: Run, tmp_path: Path) -> None:
             assert terminal.child.wait(DEADLINE_S) == 0
 
 
-def test_a_broker_that_is_gone_is_exit_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_gone_is_exit_status_3(
+    run: Run, unchanged: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script can see the failure, and nothing is shown as if it were current."""
     monkeypatch.setattr("statemgr.kafka.metadata.DEADLINE_S", 2.0)
     monkeypatch.setattr("statemgr.kafka.metadata.REQUEST_S", 2.0)
@@ -287,10 +323,10 @@ def test_a_broker_that_is_gone_is_exit_status_3(run: Run, monkeypatch: pytest.Mo
     assert found.stdout == ""
 
 
-def test_stages_that_the_configuration_asks_for(running: list[Task], config: JobConfig) -> None:
+def test_stages_that_the_configuration_asks_for(shared: tuple[JobConfig, list[Task]]) -> None:
     """If the configuration is ahead of the checkpoints, its stage is shown next to theirs."""
     blobs = {"task__backup__factories": ["blob-store"], "task__restore__factories": ["blob-store"]}
-    with JobMonitor(with_changes(config, **blobs)) as monitor:
+    with JobMonitor(with_changes(shared[0], **blobs)) as monitor:
         assert dict(monitor.overview().tasks[0].stages) == {"totals": "2, configured 4"}
 
 
