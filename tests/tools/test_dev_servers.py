@@ -280,10 +280,10 @@ def test_an_installed_kafka_is_used_where_a_variable_names_it(tmp_path: Path, mo
 def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
     """If somebody else listens on the port of the last run, the server starts on another port."""
     try:
-        first = up(tmp_path, kafka=False, s3_kind="moto")
+        first = up(tmp_path, kafka=False)
         down(tmp_path)
         stopped = read_state(tmp_path)["s3"]
-        other = S3Server(directory=tmp_path / "other", kind="moto", port=stopped.port)
+        other = S3Server(directory=tmp_path / "other", kind=stopped.kind, port=stopped.port)
         other.start()
         try:
             assert up(tmp_path, kafka=False).s3_endpoint != first.s3_endpoint
@@ -296,7 +296,7 @@ def test_a_taken_port_is_given_up_for_another(tmp_path: Path) -> None:
 def test_servers_that_ran_before_are_kept(tmp_path: Path) -> None:
     """A program that stops what it has started leaves the others alone."""
     try:
-        up(tmp_path, kafka=False, s3_kind="moto")
+        up(tmp_path, kafka=False)
         assert running_servers(tmp_path) == {"s3"}
         assert not down(tmp_path, keep={"s3"})
         assert running_servers(tmp_path) == {"s3"}
