@@ -92,7 +92,7 @@ def test_each_start_has_a_location_of_its_own(pipeline: MakePipeline, memory: Pa
     assert grown.state("blob-store") == grown.outputs.counts() == grown.produced
 
 
-@pytest.mark.parametrize("can_compile", [True, False])
+@pytest.mark.parametrize("can_compile", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_logs_are_plain_files(
     pipeline: MakePipeline, memory: Path, monkeypatch: pytest.MonkeyPatch, can_compile: bool
 ) -> None:

@@ -163,7 +163,7 @@ def test_late_rows_and_timers_of_event_time_as_on_spark(pipeline: MakePipeline) 
     assert found == comparison.on_spark(Events(), SEEN, "EventTime")[:5]
 
 
-@pytest.mark.parametrize("factory", DUAL)
+@pytest.mark.parametrize("factory", [DUAL[0], pytest.param(DUAL[1], marks=long)])
 def test_state_goes_on_elsewhere(comparison: Comparison, factory: str) -> None:
     """After the loss of the location and the machine, a processor finds its state in either backend."""
     rows: set[tuple[Any, ...]] = set()  # at a new location, the query delivers the last sequence again

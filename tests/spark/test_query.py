@@ -16,7 +16,10 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str) -> None:
-    """After several batches, which include rows without a key, every backend and the output equal the input."""
+    """After several batches, which include rows without a key, every backend and the output equal the input.
+
+    A start without new rows runs no batch and gives no output.
+    """
     job = pipeline(backup=DUAL, kind=kind)
     job.produce(1000)
 
@@ -27,6 +30,9 @@ def test_state_and_output_hold_every_row_once(pipeline: MakePipeline, kind: str)
         assert job.state(factory) == job.produced
     assert job.outputs.counts() == job.produced
     assert [sequence for sequence, _ in job.outputs.calls] == [1, 2, 3, 4]
+
+    assert job.run().recentBatches == ()
+    assert len(job.outputs.calls) == 4
 
 
 @pytest.mark.parametrize(
@@ -93,18 +99,6 @@ def test_a_plain_dataframe_at_a_new_location_is_refused(pipeline: MakePipeline) 
 
     with pytest.raises(BatchMismatch, match="lambda starting_offsets"):
         plain.option("checkpointLocation", (job.directory / "other").as_uri()).start()
-
-
-def test_idle_input_publishes_nothing(pipeline: MakePipeline) -> None:
-    """A start without new rows runs no batch, gives no output and makes no checkpoint."""
-    job = pipeline()
-    job.produce(50)
-    job.run()
-
-    running = job.run()
-
-    assert running.recentBatches == ()
-    assert len(job.outputs.calls) == 1
 
 
 def test_a_batch_without_rows_is_a_batch_of_every_task(pipeline: MakePipeline) -> None:
