@@ -49,7 +49,7 @@ def check_whole(config: JobConfig, marker: BlobMarker, state: State, here: Path,
             assert content_hash((here / "parts" / name).read_bytes()) == wanted
 
 
-@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.heavy)])
 def test_killed_at_each_step(published: tuple[JobConfig, BlobMarker, State], tmp_path: Path, every: int) -> None:
     """Each process takes over what the killed one before it has left."""
     config, marker, state = published
