@@ -14,7 +14,7 @@ import pytest
 from tests.servers import RUN_DIRECTORY_VARIABLE
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_signal_stops_the_servers(number: signal.Signals) -> None:
     """A supervisor ends the run, or its terminal is closed."""
     kept = {

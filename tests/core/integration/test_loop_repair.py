@@ -8,7 +8,8 @@ import pytest
 
 from statemgr.errors import CorruptError, MissingError, RetryableError
 from tests.commits import TASK, commit, current, totals
-from tests.core.integration.test_repair import FACTORY, KINDS, STATE, delete, dual
+from tests.core.integration.test_repair import FACTORY, STATE, delete, dual
+from tests.jobs import SEGMENTS, SNAPSHOTS
 from tests.kafka_jobs import wait_until
 from tests.loop_members import make_topic, member, produce
 from tests.servers import KafkaServer
@@ -16,8 +17,7 @@ from tests.servers import KafkaServer
 MESSAGES = 400
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "busy"), [(SEGMENTS, True), (SNAPSHOTS, False)])
 def test_a_loop_repairs_what_its_opening_finds(kafka: KafkaServer, tmp_path: Path, kind: str, busy: bool) -> None:
     """FAULT 45: the index of the snapshot is gone, and nothing reads it. The loop creates it again, whether or not
     input arrives, and counts every message once."""

@@ -87,7 +87,9 @@ def brought(turn: list[Followed]) -> Followed:
     return followed
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(
+    ("factory", "kind"), [pytest.param(*of, marks=pytest.mark.long if of == ALL[1] else ()) for of in ALL]
+)
 def test_a_killed_owner_is_taken_over_without_fetching(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
