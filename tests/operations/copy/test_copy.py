@@ -32,11 +32,11 @@ from tests.kafka_jobs import committed, make_topics, send, state_of
 from tests.servers import KafkaServer, S3Server
 
 Run = Callable[..., Result]
-BACKENDS = pytest.mark.parametrize(
-    ("backup", "kind"),
-    [(("kafka-changelog",), SNAPSHOTS), (("blob-store",), SNAPSHOTS), (("blob-store",), SEGMENTS), (DUAL, SEGMENTS)],
-    ids=["changelog", "snapshots", "segments", "dual"],
-)
+#: Backends and kinds of commits of a job.
+FROM = [(("kafka-changelog",), SNAPSHOTS), (("blob-store",), SNAPSHOTS), (("blob-store",), SEGMENTS), (DUAL, SEGMENTS)]
+TO = [("kafka-changelog",), ("blob-store",), DUAL]
+#: Each of them once. The long tests take all pairs.
+QUICK = [(FROM[0], TO[1]), (FROM[1], TO[0]), (FROM[2], TO[1]), (FROM[3], TO[2])]
 
 
 @pytest.fixture
@@ -135,9 +135,9 @@ def test_what_an_earlier_run_left_is_asked_for_in_parallel(tmp_path: Path, monke
     services.close()
 
 
-@BACKENDS
 @pytest.mark.parametrize(
-    "to", [("kafka-changelog",), ("blob-store",), DUAL], ids=["to-changelog", "to-blobs", "to-dual"]
+    ("backup", "kind", "to"),
+    [pytest.param(*of, to, marks=() if (of, to) in QUICK else pytest.mark.long) for of in FROM for to in TO],
 )
 def test_a_copy_is_exact_and_goes_its_own_way(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], kind: str, to: tuple[str, ...]
@@ -286,47 +286,44 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     check_independent(source, target, (TASK, OTHER))
 
 
-@pytest.mark.parametrize(
-    "what", ["name", "checkpoint", "blob", "changelog", "tasks", "stores", "type", "no checkpoint"]
-)
-def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run, what: str) -> None:
+def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """The command refuses a job that is not new in some respect or whose configuration does not fit, and writes
     nothing."""
     source = job(kafka, tmp_path)
-    if what != "no checkpoint":
-        history(source)
-    target = new_job(source, tmp_path)
-    expected = "is not new"
-    if what == "name":  # its checkpoint topic, changelog and blobs differ: a copy would fence the job itself
-        more = {"task__checkpoint__topic": "checkpoints", "stores__totals__changelog__topic": "changelog"}
-        topics = {key: kafka.fresh_name(topic) for key, topic in more.items()}
-        uri = (tmp_path / "more").as_uri()
-        target = with_changes(target, job__name=source.job_name, blob__store__uri=uri, **topics)
-        expected = "the name and the ID of the job itself"
-    elif what == "checkpoint":
-        commit(target, {b"a": b"1"}, 1)
-    elif what == "blob":
-        path = tmp_path / "blobs" / target.job_name / "1" / "Partition_0" / "totals" / "attempt" / "index"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"x")
-    elif what == "changelog":
-        make_topics(target)
-        send(target, target.stores["totals"].changelog_topic, [(b"k", b"v")])
-    elif what == "tasks":
-        target, expected = with_changes(target, job__tasks=2), "set job.tasks = 1"
-    elif what == "stores":
-        target, expected = with_changes(target, stores__more__type="rocksdb"), "configure the same stores"
-    elif what == "type":
-        target, expected = with_changes(target, stores__totals__type="memory"), "set the same one"
-    else:
-        make_topics(source)
-        expected = "no checkpoint to copy"
-    before = blob_files(tmp_path)
-    for arguments in ((), ("--write",)):
-        refused = run(source, target, *arguments)
-        assert refused.exit_code in (2, 4)
-        assert expected in refused.stderr
-    assert blob_files(tmp_path) == before
+
+    def refused(target: JobConfig, expected: str = "is not new") -> None:
+        before = blob_files(tmp_path)
+        for arguments in ((), ("--write",)):
+            refusal = run(source, target, *arguments)
+            assert refusal.exit_code in (2, 4)
+            assert expected in refusal.stderr
+        assert blob_files(tmp_path) == before
+
+    def named(what: str) -> JobConfig:
+        return with_changes(new_job(source, tmp_path), job__name=f"{source.job_name}-{what}")
+
+    make_topics(source)
+    refused(named("new"), "no checkpoint to copy")
+    history(source)
+    # its checkpoint topic, changelog and blobs differ: a copy would fence the job itself
+    more = {"task__checkpoint__topic": "checkpoints", "stores__totals__changelog__topic": "changelog"}
+    topics = {key: kafka.fresh_name(topic) for key, topic in more.items()}
+    uri = (tmp_path / "more").as_uri()
+    itself = with_changes(named("new"), job__name=source.job_name, blob__store__uri=uri, **topics)
+    refused(itself, "the name and the ID of the job itself")
+    refused(with_changes(named("new"), job__tasks=2), "set job.tasks = 1")
+    refused(with_changes(named("new"), stores__more__type="rocksdb"), "configure the same stores")
+    refused(with_changes(named("new"), stores__totals__type="memory"), "set the same one")
+    commit(named("checkpoint"), {b"a": b"1"}, 1)
+    refused(named("checkpoint"))
+    path = tmp_path / "blobs" / named("blob").job_name / "1" / "Partition_0" / "totals" / "attempt" / "index"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    refused(named("blob"))
+    target = named("changelog")
+    make_topics(target)
+    send(target, target.stores["totals"].changelog_topic, [(b"k", b"v")])
+    refused(target)
 
 
 def test_lost_blobs_are_written_again(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
