@@ -32,6 +32,12 @@ from tests.kafka_jobs import EAGER, committed, make_topic, send, transactions
 from tests.servers import KafkaServer, S3Server
 
 Run = Callable[..., Result]
+#: Phases in which a rollback fails, and those of `make test`: before it writes, before and after it publishes.
+FAILURES = [
+    Phase.FENCE, Phase.READ_TOPIC, Phase.PLAN, Phase.OPEN, Phase.FLUSH, Phase.PREPARED, Phase.BEGIN,
+    Phase.SEND_CHANGELOG, Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION, Phase.ACKNOWLEDGED,
+]  # fmt: skip
+QUICK = (Phase.OPEN, Phase.SEND_CHECKPOINT, Phase.ACKNOWLEDGED)
 
 
 @pytest.fixture
@@ -59,8 +65,12 @@ def chain_at(config: JobConfig, number: int) -> tuple[SegmentChain, BlobMarker]:
 
 @pytest.mark.parametrize(
     ("backup", "kind"),
-    [(("kafka-changelog",), SNAPSHOTS), (("blob-store",), SNAPSHOTS), (("blob-store",), SEGMENTS), (DUAL, SEGMENTS)],
-    ids=["changelog", "snapshots", "segments", "dual"],
+    [
+        pytest.param(("kafka-changelog",), SNAPSHOTS, id="changelog", marks=pytest.mark.long),
+        pytest.param(("blob-store",), SNAPSHOTS, id="snapshots"),
+        pytest.param(("blob-store",), SEGMENTS, id="segments", marks=pytest.mark.long),
+        pytest.param(DUAL, SEGMENTS, id="dual"),
+    ],
 )
 def test_goes_back_in_every_backend_and_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], kind: str
@@ -211,7 +221,7 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
     check_state(config, then)
 
 
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+@pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
     """The checkpoint has no marker for blobs, so the command fills them with the complete state. The next commit
     continues from there, and the blobs alone give its state."""
@@ -334,11 +344,8 @@ def test_on_s3_with_chains_in_blobs(kafka: KafkaServer, s3: S3Server, tmp_path: 
 
 @pytest.mark.parametrize(
     "phase",
-    [
-        Phase.FENCE, Phase.READ_TOPIC, Phase.PLAN, Phase.OPEN, Phase.FLUSH, Phase.PREPARED, Phase.BEGIN,
-        Phase.SEND_CHANGELOG, Phase.SEND_CHECKPOINT, Phase.COMMIT_TRANSACTION, Phase.ACKNOWLEDGED,
-    ],
-)  # fmt: skip
+    [pytest.param(phase, id=str(phase), marks=() if phase in QUICK else pytest.mark.long) for phase in FAILURES],
+)
 def test_a_failure_leaves_the_old_or_the_new_checkpoint(
     kafka: KafkaServer, tmp_path: Path, run: Run, phase: Phase
 ) -> None:
