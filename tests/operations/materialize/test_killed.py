@@ -36,6 +36,8 @@ POINTS = [
     (Phase.OFFER.value, 1),
     (Phase.MATERIALIZED.value, 1),
 ]
+#: Those of `make test`: in the replay, in the upload, and before the offer.
+QUICK = [("replay", 6), ("upload", 10), (Phase.OFFER.value, 1)]
 
 
 def killed(config: JobConfig, point: str, number: int) -> None:
@@ -52,7 +54,10 @@ def killed(config: JobConfig, point: str, number: int) -> None:
     assert child.returncode == -signal.SIGKILL, child.stderr
 
 
-@pytest.mark.parametrize(("point", "number"), POINTS, ids=[f"{point}-{number}" for point, number in POINTS])
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [pytest.param(*at, id=f"{at[0]}-{at[1]}", marks=() if at in QUICK else pytest.mark.long) for at in POINTS],
+)
 def test_killed_while_it_materializes(kafka: KafkaServer, tmp_path: Path, point: str, number: int) -> None:
     """Only the offer counts. The next run does not repeat the replay and the upload, and the job commits in between."""
     config = stage_one(kafka, tmp_path)
