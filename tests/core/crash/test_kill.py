@@ -40,7 +40,6 @@ COMMIT_KILLS = {
     ("dual", Phase.SEND_CHECKPOINT),
     ("dual", Phase.ACKNOWLEDGED),
     ("segments", Phase.PUT_SEGMENTS),
-    ("segments", Phase.COMMIT_TRANSACTION),
     ("segments", Phase.MATERIALIZED),
     ("segments", Phase.DELETE_BLOBS),
 }

@@ -29,8 +29,9 @@ from tests.servers import KafkaServer
 ROOT = Path(__file__).resolve().parents[3]
 STATE = [{f"{task}-{n}".encode(): b"value %d" % n for n in range(1200)} for task in (0, 1)]
 #: Phases, each with the occurrence at which the process is struck; those of the second tuple only by ``heavy`` tests.
-CORE = ((Phase.FENCE, 1), (Phase.COPIED, 2), (Phase.COMMIT_TRANSACTION, 1), (Phase.ACKNOWLEDGED, 1))
+CORE = ((Phase.COPIED, 2), (Phase.COMMIT_TRANSACTION, 1), (Phase.ACKNOWLEDGED, 1))
 REST = (
+    (Phase.FENCE, 1),
     (Phase.REPLAY, 1),
     (Phase.COPY, 1),
     (Phase.COPIED, 1),
@@ -171,7 +172,7 @@ def test_killed_again_and_again(kafka: KafkaServer, tmp_path: Path, seed: int) -
     old.check()
 
 
-@pytest.mark.parametrize("phase", [Phase.COPIED, Phase.COMMIT_TRANSACTION])
+@pytest.mark.parametrize("phase", [pytest.param(Phase.COPIED, marks=pytest.mark.long), Phase.COMMIT_TRANSACTION])
 def test_two_operators_at_once(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
     """A second run, with a directory of another machine, overtakes one that is stopped. That one publishes nothing
     when it goes on: it is fenced, and says so."""
