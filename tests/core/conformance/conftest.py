@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,20 @@ from statemgr.ports import BlobStore
 BLOB_KINDS = ("memory", "file", "s3")
 
 
-@pytest.fixture(params=BLOB_KINDS)
-def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
-    """Return the configuration of a job with its own empty blob store."""
+#: Each kind as the bare adapter, and with the decorators that a job uses. S3 with them takes longest, and they do the
+#: same for each kind.
+_OPENED = [
+    pytest.param(
+        (kind, opened), id=f"{kind}-{name}", marks=pytest.mark.long if (kind, name) == ("s3", "decorated") else ()
+    )
+    for kind in BLOB_KINDS
+    for name, opened in (("raw", open_raw_blob_store), ("decorated", open_blob_store))
+]
+
+
+def _config(kind: str, request: pytest.FixtureRequest, directory: Path) -> JobConfig:
     settings: dict[str, object] = {"job.name": "orders"}
-    if request.param == "s3":
+    if kind == "s3":
         s3 = request.getfixturevalue("s3")
         settings |= {
             "blob.store.uri": f"s3://{s3.bucket}/{s3.fresh_prefix('conformance')}",
@@ -30,19 +39,23 @@ def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
             "blob.store.s3.secret.key": s3.secret_key,
             "blob.store.s3.path.style": True,
         }
-    elif request.param == "file":
-        settings["blob.store.uri"] = (tmp_path / "blobs").as_uri()
+    elif kind == "file":
+        settings["blob.store.uri"] = (directory / "blobs").as_uri()
     else:
         settings["blob.store.uri"] = f"memory://{secrets.token_hex(8)}"
     return JobConfig.from_mapping(settings)
 
 
-@pytest.fixture(params=["raw", "decorated"])
-def opened_blobs(request: pytest.FixtureRequest, blob_config: JobConfig) -> Iterator[BlobStore]:
+@pytest.fixture(params=BLOB_KINDS)
+def blob_config(request: pytest.FixtureRequest, tmp_path: Path) -> JobConfig:
+    """Return the configuration of a job with its own empty blob store."""
+    return _config(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=_OPENED)
+def opened_blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobStore]:
     """Open a blob store of each kind, both as the bare adapter and with the decorators that a job uses."""
-    opened: Callable[[JobConfig, SystemClock], BlobStore] = (
-        open_raw_blob_store if request.param == "raw" else open_blob_store
-    )
-    store = opened(blob_config, SystemClock())
+    kind, opened = request.param
+    store = opened(_config(kind, request, tmp_path), SystemClock())
     yield store
     store.close()
