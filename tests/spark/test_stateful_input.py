@@ -48,17 +48,18 @@ OPERATORS: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_stateful_operator_in_the_input(pipeline: MakePipeline, operator: str) -> None:
+def test_a_stateful_operator_in_the_input(pipeline: MakePipeline) -> None:
     """FAULT 55: the error names the operator before the query takes over the job."""
     job = pipeline(tasks=2)
     with StateManager(job.config, PARTITIONER) as owner:
         epoch = owner.acquire()
 
-        with pytest.raises(InvalidError, match=f"keeps state in Spark: .*{operator}") as caught:
-            job.query().input(lambda offsets: OPERATORS[operator](job.rows(offsets))).start()
-        assert "store" in str(caught.value.hint)
-        owner.confirm()  # the query has not fenced the owner
+        for operator, applied in OPERATORS.items():
+            query = job.query().input(lambda offsets, applied=applied: applied(job.rows(offsets)))  # type: ignore[misc]
+            with pytest.raises(InvalidError, match=f"keeps state in Spark: .*{operator}") as caught:
+                query.start()
+            assert "store" in str(caught.value.hint)
+            owner.confirm()  # the query has not fenced the owner
         assert epoch.checkpoints == {"Partition 0": None, "Partition 1": None}
 
 
