@@ -76,7 +76,7 @@ def truncate(kafka: KafkaServer, topic: str, before: int) -> None:
     deleted.result(15)
 
 
-@pytest.mark.parametrize("reset", ["error", "earliest", "latest"])
+@pytest.mark.parametrize("reset", ["error", pytest.param("earliest", marks=pytest.mark.long), "latest"])
 def test_input_that_is_truncated_under_a_running_loop(kafka: KafkaServer, tmp_path: Path, reset: str) -> None:
     """FAULT 51: if records are deleted before the loop reads them, the loop ends, whatever auto.offset.reset is."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
@@ -183,7 +183,7 @@ def test_input_that_was_recreated_is_refused_at_a_restart(kafka: KafkaServer, tm
     assert sum(int(value) for value in state["totals"].values()) == 100
 
 
-@pytest.mark.parametrize("reset", ["error", "earliest"])
+@pytest.mark.parametrize("reset", ["error", pytest.param("earliest", marks=pytest.mark.long)])
 def test_input_that_is_recreated_under_a_running_loop(kafka: KafkaServer, tmp_path: Path, reset: str) -> None:
     """FAULT 51: rows of the new topic are never published under offsets of the old one."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
@@ -305,32 +305,34 @@ def test_more_partitions_under_a_running_loop(kafka: KafkaServer, tmp_path: Path
     assert sum(contents(config, f"Partition {index}")[1][f"{topic}-{index}"] for index in range(2)) == 20
 
 
-@pytest.mark.parametrize(
-    "offsets",
-    [
-        {"orders-0": -1},
-        {"orders-0": 1.5},
-        {"orders-0": "5"},
-        {"orders-0": True},
-        {"orders": 1},
-        {0: 1},
-        [("orders-0", 1)],
-    ],
+#: What is no offset of an input.
+NO_OFFSETS: tuple[Any, ...] = (
+    {"orders-0": -1},
+    {"orders-0": 1.5},
+    {"orders-0": "5"},
+    {"orders-0": True},
+    {"orders": 1},
+    {0: 1},
+    [("orders-0", 1)],
 )
-def test_offsets_that_are_none_are_refused(kafka: KafkaServer, tmp_path: Path, offsets: Any) -> None:
+
+
+def test_offsets_that_are_none_are_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 51: a commit and an attempt refuse such offsets before anything happens, and the task can continue."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",)))
     with StateManager(config) as manager, manager.open_task("Partition 0") as task:
         task.store("totals").put(b"a", b"1")
-        with pytest.raises(InvalidError):
-            task.commit(offsets)
-        assert task.last_checkpoint is None
+        for offsets in NO_OFFSETS:
+            with pytest.raises(InvalidError):
+                task.commit(offsets)
+            assert task.last_checkpoint is None
         task.commit({"orders-0": 1})
     with StateManager(config) as manager:
         epoch = manager.acquire()
         with open_attempt(config, "Partition 0", epoch.checkpoints["Partition 0"], epoch) as attempt:
-            with pytest.raises(InvalidError):
-                attempt.prepare(offsets)
+            for offsets in NO_OFFSETS:
+                with pytest.raises(InvalidError):
+                    attempt.prepare(offsets)
             manager.publish([attempt.prepare({"orders-0": 2})])
     assert contents(config)[1] == {"orders-0": 2}
 
@@ -358,7 +360,7 @@ def test_the_group_is_told_of_published_offsets(kafka: KafkaServer, tmp_path: Pa
     looking.close()
 
 
-@pytest.mark.parametrize("serde", ["string", "bytes", "integer"])
+@pytest.mark.parametrize("serde", ["string", "bytes", pytest.param("integer", marks=pytest.mark.long)])
 def test_a_key_that_the_serde_does_not_take_is_named(kafka: KafkaServer, tmp_path: Path, serde: str) -> None:
     """For a message without a key or with a key of another type, the error names the store, topic, partition and
     offset."""
