@@ -73,9 +73,13 @@ def verify(*options: str) -> int:
     return CliRunner().invoke(cli, ["snapshots", "verify", "--read-data", *options]).exit_code
 
 
-@pytest.mark.parametrize("harm", [flip, Path.unlink])
 @pytest.mark.parametrize(
-    ("kind", "what"), [(SNAPSHOTS, "index"), (SNAPSHOTS, "part"), (SEGMENTS, "segments")], ids=lambda value: value
+    ("kind", "what", "harm"),
+    [
+        pytest.param(*of, harm, marks=() if (of[1] == "part") == (harm is flip) else pytest.mark.long)
+        for of in ((SNAPSHOTS, "index"), (SNAPSHOTS, "part"), (SEGMENTS, "segments"))
+        for harm in (flip, Path.unlink)
+    ],
 )
 def test_the_runbook_repairs_a_running_job(
     kafka: KafkaServer, tmp_path: Path, kind: str, what: str, harm: Harm, monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,7 @@ def test_a_rotten_file_is_found_at_a_read_and_restored(
     assert totals(config, factory)[TASK] == MODEL | {b"new": b"1"}
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(("factory", "kind"), [pytest.param(*of, marks=LONG if of == ALL[1] else ()) for of in ALL])
 def test_a_file_that_is_no_table_any_more_is_restored_at_once(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:
@@ -123,8 +123,14 @@ def test_a_file_that_is_no_table_any_more_is_restored_at_once(
         assert dict(task.store("totals").range()) == MODEL | {b"more": bytes(100_000)}
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL[1:])
-@pytest.mark.parametrize("touched", [False, True])
+@pytest.mark.parametrize(
+    ("factory", "kind", "touched"),
+    [
+        pytest.param(*of, touched, marks=() if touched == (of == ALL[2]) else LONG)
+        for of in ALL[1:]
+        for touched in (False, True)
+    ],
+)
 def test_a_rotten_file_is_never_uploaded_as_a_new_one(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str, touched: bool
 ) -> None:
@@ -152,7 +158,7 @@ def test_a_rotten_file_is_never_uploaded_as_a_new_one(
     assert totals(config, factory)[TASK] == expected
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL[1:])
+@pytest.mark.parametrize(("factory", "kind"), ONE[1:])
 def test_a_rotten_file_that_is_found_during_a_commit_is_not_trusted_by_its_local_copy(
     kafka: KafkaServer, tmp_path: Path, factory: str, kind: str
 ) -> None:

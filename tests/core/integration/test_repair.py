@@ -24,6 +24,10 @@ FACTORY = "blob-store"
 NEVER = ["1000000 commits"]
 #: Snapshot intervals of the two kinds of commits.
 KINDS = {SNAPSHOTS: INTERVALS[SNAPSHOTS], SEGMENTS: NEVER}
+LONG = pytest.mark.long
+#: One kind for `make test`, and both for the long tests.
+OF_SNAPSHOTS = [SNAPSHOTS, pytest.param(SEGMENTS, marks=LONG)]
+OF_SEGMENTS = [pytest.param(SNAPSHOTS, marks=LONG), SEGMENTS]
 BIG = random.Random(0).randbytes(60_000)
 STATE = {b"a": BIG, b"b": BIG[::-1]}
 
@@ -76,10 +80,10 @@ def assert_nothing_else_changed(before: CheckpointRecord, after: CheckpointRecor
 
 
 CASES = [
-    (SNAPSHOTS, "index"),
+    pytest.param(SNAPSHOTS, "index", marks=LONG),
     (SNAPSHOTS, "part"),
     (SEGMENTS, "index"),
-    (SEGMENTS, "part"),
+    pytest.param(SEGMENTS, "part", marks=LONG),
     (SEGMENTS, "segments"),
 ]
 
@@ -141,7 +145,7 @@ def test_an_inline_chain_whose_snapshot_is_gone(kafka: KafkaServer, tmp_path: Pa
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SEGMENTS)
 def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45: only the restore sees a flipped bit. It falls back to the changelog, and the blobs are rebuilt."""
     config = with_changes(dual(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])
@@ -158,7 +162,7 @@ def test_what_a_restore_fell_back_from_is_rebuilt(kafka: KafkaServer, tmp_path: 
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SNAPSHOTS)
 def test_a_blob_store_that_was_away_at_the_opening(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -188,7 +192,7 @@ def test_a_blob_store_that_was_away_at_the_opening(
     assert_nothing_else_changed(before, record_of(config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SEGMENTS)
 def test_writes_that_are_not_committed_are_no_part_of_a_repair(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45, invariant 11: the task has uncommitted writes. A repair publishes the state without them, and the next
     commit publishes all of them."""
@@ -210,7 +214,7 @@ def test_writes_that_are_not_committed_are_no_part_of_a_repair(kafka: KafkaServe
     assert totals(config, "kafka-changelog")[TASK] == STATE | {b"c": b"%d" % number}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SNAPSHOTS)
 def test_a_fenced_owner_repairs_nothing(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

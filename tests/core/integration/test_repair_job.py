@@ -11,7 +11,16 @@ import pytest
 from statemgr import JobConfig, StateManager
 from statemgr.engine import MicroBatch, coordinator, read_attachment
 from tests.commits import TASK, attempt, blob_files, current, totals
-from tests.core.integration.test_repair import FACTORY, KINDS, delete, is_whole, record_of, wait_until
+from tests.core.integration.test_repair import (
+    FACTORY,
+    KINDS,
+    OF_SEGMENTS,
+    OF_SNAPSHOTS,
+    delete,
+    is_whole,
+    record_of,
+    wait_until,
+)
 from tests.jobs import SNAPSHOTS, job_mapping, with_changes
 from tests.kafka_jobs import delete_records
 from tests.servers import KafkaServer
@@ -30,7 +39,7 @@ def job(kafka: KafkaServer, directory: Path, kind: str) -> JobConfig:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SEGMENTS)
 def test_damage_is_repaired_between_the_batches(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45, invariant 12: no micro-batch arrives. The repair keeps the batch, its output and its output
     sequence."""
@@ -98,7 +107,7 @@ def test_a_changelog_is_cut_between_the_batches(
     assert totals(config, "kafka-changelog") == {TASK: ITEMS, OTHER: ITEMS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SNAPSHOTS)
 def test_what_an_attempt_fell_back_from_is_in_its_commit(kafka: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 45: an executor restores from the changelog because blobs are damaged, and its commit rebuilds them."""
     config = with_changes(job(kafka, tmp_path, kind), task__restore__factories=[FACTORY, "kafka-changelog"])

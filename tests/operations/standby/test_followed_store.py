@@ -34,7 +34,9 @@ def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | 
     wait_until(there)
 
 
-@pytest.mark.parametrize(("factory", "kind"), ALL)
+@pytest.mark.parametrize(
+    ("factory", "kind"), [pytest.param(*of, marks=pytest.mark.long if of == ALL[1] else ()) for of in ALL]
+)
 def test_values_follow_the_newest_checkpoint(kafka: KafkaServer, tmp_path: Path, factory: str, kind: str) -> None:
     """The copy follows new, changed, deleted and absent keys of both tasks after each commit, while the job commits."""
     config = JobConfig.from_mapping(
