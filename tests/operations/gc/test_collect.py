@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Run:
     return run_
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.long)])
 def mapping(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> Mapping:
     """A job's configuration on each kind of blob store."""
     s3 = request.getfixturevalue("s3") if request.param == "s3" else None
@@ -60,7 +60,7 @@ def mapping(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("mapping", "kind"),
-    [("file", SNAPSHOTS), ("s3", SNAPSHOTS), ("file", SEGMENTS)],
+    [pytest.param("file", SNAPSHOTS, marks=pytest.mark.long), ("s3", SNAPSHOTS), ("file", SEGMENTS)],
     indirect=["mapping"],
 )
 def test_orphans_of_a_killed_commit_are_collected(
@@ -295,7 +295,7 @@ def live_config(kafka: KafkaServer, directory: Path, interval: str) -> JobConfig
     return JobConfig.from_mapping(mapping | {"task.commit.snapshot.interval": [interval]})
 
 
-@pytest.mark.parametrize("interval", ["1 commit", "4 commits"])
+@pytest.mark.parametrize("interval", [pytest.param("1 commit", marks=pytest.mark.long), "4 commits"])
 def test_a_live_job_loses_nothing(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
@@ -326,7 +326,7 @@ def test_a_live_job_loses_nothing(
     assert blob_files(tmp_path, expiring=False) == referenced(config)
 
 
-@pytest.mark.parametrize("interval", ["1 commit", "4 commits"])
+@pytest.mark.parametrize("interval", ["1 commit", pytest.param("4 commits", marks=pytest.mark.long)])
 def test_a_job_that_publishes_faster_than_it_can_be_read_stops_no_collection(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:

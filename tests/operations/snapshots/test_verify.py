@@ -23,7 +23,7 @@ from tests.servers import KafkaServer
 Run = Callable[..., Result]
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.long)])
 def job(request: pytest.FixtureRequest, kafka: KafkaServer, tmp_path: Path) -> JobConfig:
     """Create a job with two checkpoints, which need one snapshot and a segment, with parts of 64 KiB."""
     s3 = request.getfixturevalue("s3") if request.param == "s3" else None
