@@ -29,6 +29,8 @@ PAIRS = [
     for committing in SKEWS
     for restoring in SKEWS
 ]
+#: The same for tests that wait for the cleaner.
+SLOW_PAIRS = [pytest.param(*pair.values, marks=() if pair.values == (-3, 3) else pytest.mark.long) for pair in PAIRS]
 
 
 @contextmanager
@@ -142,7 +144,7 @@ def test_an_older_checkpoint_while_clocks_are_off(
         assert at(config, newest(config)) == {b"kept": b"1"}
 
 
-@pytest.mark.parametrize(("committing", "restoring"), PAIRS)
+@pytest.mark.parametrize(("committing", "restoring"), SLOW_PAIRS)
 def test_a_replay_onto_an_older_directory_while_clocks_are_off(
     kafka: KafkaServer,
     tmp_path: Path,

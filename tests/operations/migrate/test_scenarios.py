@@ -66,7 +66,9 @@ def test_both_lists_at_once_are_refused(kafka: KafkaServer, tmp_path: Path, back
     assert totals(config, CHANGELOG)[TASK] == {b"a": b"1", b"b": b"2"}
 
 
-@pytest.mark.parametrize("phase", [Phase.SEND_CHECKPOINT, Phase.REMOVE_TTL, Phase.DELETE_BLOBS])
+@pytest.mark.parametrize(
+    "phase", [Phase.SEND_CHECKPOINT, pytest.param(Phase.REMOVE_TTL, marks=pytest.mark.long), Phase.DELETE_BLOBS]
+)
 def test_a_dual_commit_that_is_cut_off(kafka: KafkaServer, tmp_path: Path, phase: Phase) -> None:
     """A45: a job with a transactional changelog and blobs fails during a commit or its clean-up. Neither backend has
     part of a failed commit, and the next owner finishes the clean-up."""

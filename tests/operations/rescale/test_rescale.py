@@ -242,7 +242,7 @@ def test_garbage_collection_collects_the_old_layout(
     assert "no earlier layout" in refused.stderr
 
 
-@pytest.mark.parametrize("is_index", [True, False])
+@pytest.mark.parametrize("is_index", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_replaced_layout_that_has_lost_a_blob_stops_no_garbage_collection(
     kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, is_index: bool
 ) -> None:
@@ -396,7 +396,7 @@ def test_a_running_owner_that_makes_snapshots(kafka: KafkaServer, tmp_path: Path
     check(written(tmp_path), {**state, **late}, tmp_path / "other")
 
 
-@pytest.mark.parametrize("backup", [("kafka-changelog",), ("blob-store",)])
+@pytest.mark.parametrize("backup", [("kafka-changelog",), pytest.param(("blob-store",), marks=pytest.mark.long)])
 def test_a_retained_checkpoint_of_one_backend(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...]
 ) -> None:
