@@ -440,8 +440,15 @@ def window() -> Iterator[Browser]:
         yield window
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280], ids=["phone", "desk"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(360, True, id="phone-dark"),
+        pytest.param(1280, False, id="desk-light"),
+        pytest.param(360, False, id="phone-light", marks=pytest.mark.long),
+        pytest.param(1280, True, id="desk-dark", marks=pytest.mark.long),
+    ],
+)
 def test_each_page_fits_the_screen_and_can_be_read(window: Browser, site: Site, width: int, dark: bool) -> None:
     """Only tables scroll sideways, texts have contrast, and the browser has no complaint."""
     window.device(width, 800, dark=dark)
