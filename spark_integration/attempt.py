@@ -136,10 +136,10 @@ def attempt(
         context = StateContext(
             task=task_name(task),
             sequence=work.sequence,
-            batch_time=_time(work.time_ms),
-            watermark=None if work.watermark_ms is None else _time(work.watermark_ms),
+            batch_time=datetime.fromtimestamp(work.time_ms / 1000, UTC),
+            watermark_ms=work.watermark_ms,
             attempt=opened.attempt_id,
-            previous_watermark=None if work.previous_watermark_ms is None else _time(work.previous_watermark_ms),
+            previous_watermark_ms=work.previous_watermark_ms,
         )
         schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
         produced = yielded.of(checked(work.process(own, opened.stores, context), schema))
@@ -167,10 +167,6 @@ def _config_of(text: str) -> JobConfig:
 def is_output(attachment: Attachment) -> bool:
     """Whether an attachment has output rows."""
     return attachment.name.startswith(OUTPUT)
-
-
-def _time(millis: int) -> datetime:
-    return datetime.fromtimestamp(millis / 1000, UTC)
 
 
 def _report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from statemgr import Checkpoint, JobConfig, Store
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +25,29 @@ class StateContext:
         task: ``Partition 0`` … ``Partition N-1``.
         sequence: the number under which this batch's state and output will be published; never used twice.
         batch_time: when Spark began the batch; the same when the batch runs again.
-        watermark: the query's event-time watermark, or None if it has none yet.
+        watermark_ms: the query's event-time watermark (epoch milliseconds), or None if it has none yet.
         attempt: names this attempt; another attempt at the same task and batch has another name.
-        previous_watermark: that of the published batch before. Spark calls a row late that is not newer than it.
+        previous_watermark_ms: that of the published batch before. Spark calls a row late that is not newer than it.
     """
 
     task: str
     sequence: int
     batch_time: datetime
-    watermark: datetime | None
+    watermark_ms: int | None
     attempt: str
-    previous_watermark: datetime | None = None
+    previous_watermark_ms: int | None = None
     _late: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
     _watermarks_ms: list[int] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """``watermark_ms`` as a time in UTC. Python has none after the year 9999: then it is the last of that year."""
+        return _time(self.watermark_ms)
+
+    @property
+    def previous_watermark(self) -> datetime | None:
+        """``previous_watermark_ms`` as a time, like :attr:`watermark`."""
+        return _time(self.previous_watermark_ms)
 
     @property
     def late_rows(self) -> int:
@@ -53,6 +66,13 @@ class StateContext:
     def see_time(self, time_ms: int, *, delay_ms: int) -> None:
         """Note that a row has this time, and that the watermark is so far behind."""
         self._watermarks_ms[:] = [max([time_ms - delay_ms, *self._watermarks_ms])]
+
+
+def _time(millis: int | None) -> datetime | None:
+    try:
+        return None if millis is None else _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
 
 
 #: ``process(batches, stores, context)`` yields the batch's output rows.

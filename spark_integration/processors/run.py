@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -60,16 +59,18 @@ class ProcessorRun:
     def __call__(
         self, batches: Iterator[pa.RecordBatch], stores: Mapping[str, Store], context: StateContext
     ) -> Iterator[pa.RecordBatch]:
-        batch = Batch(stores[self.store], _millis(context.batch_time))
+        # as in Spark, the watermark is 0 where there is none yet
+        late_ms = context.previous_watermark_ms or 0
+        batch = Batch(stores[self.store], round(context.batch_time.timestamp() * 1000))
         if self.watermark is not None:
             see = partial(context.see_time, delay_ms=self.watermark.delay_ms)
             batches = timed(batches, self.watermark.event_time, see)
         if self.event_time is not None:
-            batches = in_time(batches, self.event_time, _millis(context.previous_watermark), context.count_late)
+            batches = in_time(batches, self.event_time, late_ms, context.count_late)
         produced = self._produced(batches, batch, self._times(batch, context))
         output = converted(produced, self.output, self.form)
         if self.output_time is not None:
-            output = newer(output, self.output_time, _millis(context.previous_watermark))
+            output = newer(output, self.output_time, late_ms)
         yield from output
 
     def next_due(self, stores: Mapping[str, Store]) -> int | None:
@@ -108,7 +109,7 @@ class ProcessorRun:
     def _times(self, batch: Batch, context: StateContext) -> TimerValues:
         if self.time_mode == "none" and not isinstance(self.processor, GroupFunction):
             return TimerValues()
-        return TimerValues(batch.time_ms, _millis(context.watermark))
+        return TimerValues(batch.time_ms, context.watermark_ms or 0)
 
     def _expired_timers(self, batch: Batch, times: TimerValues) -> Iterator[Any]:
         if self.time_mode == "none":
@@ -120,8 +121,3 @@ class ProcessorRun:
             key = self.key.fromInternal(decode_key(self.key, encoded)[0])
             yield from self.processor.handleExpiredTimer(key, times, ExpiredTimerInfo(time_ms))
             timers.delete(batch.store, encoded, time_ms)
-
-
-def _millis(time: datetime | None) -> int:
-    """Return epoch milliseconds; 0 where there is no watermark yet, as in Spark."""
-    return 0 if time is None else round(time.timestamp() * 1000)

@@ -209,6 +209,25 @@ def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession)
         assert sorted(tester.batch()) == [("ann", 2)]
 
 
+def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the watermarks in each key's place, and the number of rows."""
+    if rows := sum(batch.num_rows for batch in batches):
+        seen = f"{context.watermark} {context.previous_watermark}"
+        yield pa.RecordBatch.from_pydict({"key": [seen], "total": [rows]})
+
+
+def test_a_watermark_after_the_year_9999(spark: SparkSession) -> None:
+    """The query goes on with it, and its function sees the last time that Python has."""
+    told = query().process(tell_watermarks, "key string, total bigint")
+    far = pa.array([1_700_000_000_000_000_000], pa.timestamp("us", "UTC"))  # milliseconds that were taken for seconds
+    now = datetime(2024, 1, 1, tzinfo=UTC)
+    with SparkJobTester(told, f"{ROWS}, time timestamp", watermark=("time", 60), spark=spark) as tester:
+        assert tester.batch(pa.table({"key": ["a"], "amount": [1], "time": far})) == [("None None", 1)]
+        last = datetime.max.replace(tzinfo=UTC)
+        assert tester.batch([("a", 2, now)]) == [(f"{last} None", 1)]
+        assert tester.batch([("a", 3, now)]) == [(f"{last} {last}", 1)]
+
+
 def test_mistakes_are_named(spark: SparkSession) -> None:
     """Mistakes raise an error before any batch runs."""
     with pytest.raises(InvalidError, match="no such column for the watermark"):

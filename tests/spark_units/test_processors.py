@@ -89,6 +89,7 @@ class Task:
         rows: list[tuple[str | None, int]],
         time_ms: int,
         mode: str = "processingtime",
+        watermark_ms: int | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a batch of sorted rows at a given time, commit it and return the output."""
         discovery = Discovery(mode)
@@ -98,7 +99,7 @@ class Task:
         visible = declared.visible(self.record)
         run = ProcessorRun(processor, "totals", KEY, OUT, mode, FORM, None, visible, declared.parsed)
         time = datetime.fromtimestamp(time_ms / 1000, UTC)
-        context = StateContext(TASK, 1, time, None, "a")
+        context = StateContext(TASK, 1, time, watermark_ms, "a")
         arrow = pa.RecordBatch.from_pydict({"id": [i for i, _ in rows], "n": [n for _, n in rows]})
         found = [
             tuple(row.values())
@@ -313,6 +314,16 @@ def test_timers_fire_in_the_order_of_time_at_or_after_it(task: Task) -> None:
     assert task.batch(processor, [("a", -1200), ("b", -5000)], 9000) == [("a", "[]"), ("b", "[]")]
     assert task.job.changelog == {}
     assert processor.closed == 3
+
+
+def test_a_watermark_after_the_year_9999(task: Task) -> None:
+    """Timers up to it fire, although Python has no time for it."""
+    far_ms = 1_700_000_000_000_000  # microseconds that were taken for milliseconds
+    task.record = Record(KEY, "visits", "eventtime", {})
+    processor = Scripted(lambda handle: None, lambda p, numbers: p.handle.registerTimer(far_ms))
+    assert task.batch(processor, [("a", 1)], 1000, "eventtime", far_ms - 1) == [("a", "None")]
+    found = task.batch(processor, [("b", 1)], 1000, "eventtime", far_ms)
+    assert found == [("b", "None"), ("a", f"fired {far_ms}"), ("b", f"fired {far_ms}")]
 
 
 def test_the_time_of_a_timer_is_any_integer(task: Task) -> None:
