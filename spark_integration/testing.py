@@ -24,7 +24,8 @@ from spark_integration.driver import Driver
 from spark_integration.location import Location
 from spark_integration.partitioning import TASK_COLUMN
 from spark_integration.processors.frame import StatefulFrame
-from spark_integration.processors.watermarks import WATERMARK
+from spark_integration.processors.groups import EventTime
+from spark_integration.processors.watermarks import WATERMARK, Watermark, timed
 from spark_integration.query import StatefulQuery, parsed_schema
 from spark_integration.reading.sources import StateSource
 from spark_integration.reports import TaskReport
@@ -55,7 +56,8 @@ class SparkJobTester:
         query: a :class:`StatefulQuery`, or the result of ``transformWithState`` and its relatives. Its input is never
             read: :meth:`batch` takes its place. If it has a function as its output, this is called.
         schema: the columns of the rows that the query's input has, as a StructType or DDL.
-        watermark: a column of the rows, and how late rows may be in seconds, as ``withWatermark`` takes them.
+        watermark: a column of the rows, and how late rows may be in seconds, as ``withWatermark`` takes them. The
+            column has times, or windows, whose ends count.
         spark: the session; without one, the active session or a new local one.
         start_ms: the time at which the clock begins, in epoch milliseconds.
         permissions: one-shot permissions, as for :meth:`StatefulQuery.start`.
@@ -77,9 +79,10 @@ class SparkJobTester:
         self._servers = MemoryServers(_query_of(query).config, start_ms)
         self.config = self._servers.config
         self._spark = spark or SparkSession.getActiveSession() or _local_session()
-        self._schema, self._delay = parsed_schema(schema), watermark
+        self._schema = parsed_schema(schema)
+        self._watermark: Watermark | None = None
         if watermark is not None:
-            self._schema = _with_watermark(self._schema, *watermark)
+            self._schema, self._watermark = _with_watermark(self._schema, *watermark)
         self._query = self._adapted(query)
         self._permissions = permissions
         self._log = _Log()
@@ -234,6 +237,7 @@ class SparkJobTester:
         self._given = []
         self._log.current = self._pending.source
         try:
+            following_ms = self._following_ms(self._pending.rows)
             self._driver.run(self._pending.rows, self._pending.source.batch_id)
         except _Crashed:
             self._kill()
@@ -241,7 +245,7 @@ class SparkJobTester:
         except BaseException:
             self._kill()
             raise
-        self._log.ended(self._pending.source, self._latest(self._pending.rows))
+        self._log.ended(self._pending.source, following_ms)
         self._pending = None
         return self._given
 
@@ -280,14 +284,14 @@ class SparkJobTester:
         counted = rows.groupBy(*partitioning.quoted(rows, partitioning.columns)).count().collect()
         return {f"{TOPIC}-{row[0]}": row[1] for row in counted}
 
-    def _latest(self, rows: DataFrame) -> int | None:
-        """Return the watermark that follows from the rows, in epoch milliseconds."""
-        if self._delay is None:
+    def _following_ms(self, rows: DataFrame) -> int | None:
+        """Return the watermark that follows from the rows, in epoch milliseconds; None up to 0, as on Spark."""
+        if self._watermark is None:
             return None
-        column, delay = self._delay
-        times = rows.select(rows[column]).toArrow().column(0)
-        latest = pc.max(times.cast(pa.timestamp("ms", tz=times.type.tz)).cast(pa.int64())).as_py()
-        return None if latest is None else int(latest - delay * 1000)
+        event_time, newest = self._watermark.event_time, list[int]()
+        for _ in timed(rows.select(rows[event_time.column]).toArrow().to_batches(), event_time, newest.append):
+            pass
+        return max(max(newest, default=0) - self._watermark.delay_ms, 0) or None
 
     def _kill(self) -> None:
         self._driver, job = None, self._job
@@ -377,20 +381,26 @@ def _retried(shipped: bytes, task: int, rows: pa.Table) -> tuple[bytes, TaskRepo
     raise AssertionError("unreachable")
 
 
-def _with_watermark(schema: StructType, column: str, seconds: float) -> StructType:
-    """Return the schema, marked as ``withWatermark`` marks it. Raises: InvalidError for a missing column."""
+def _with_watermark(schema: StructType, column: str, seconds: float) -> tuple[StructType, Watermark]:
+    """Return the schema, marked as ``withWatermark`` marks it, and the watermark.
+
+    Raises: InvalidError for a missing column.
+    """
     if column not in schema.names:
         raise InvalidError(
             "the rows have no such column for the watermark", hint=f"they have {', '.join(schema.names)}", column=column
         )
-    return StructType(
+    delay_ms = int(seconds * 1000)
+    marked = StructType(
         [
-            StructField(field.name, field.dataType, field.nullable, {**field.metadata, WATERMARK: int(seconds * 1000)})
+            StructField(field.name, field.dataType, field.nullable, {**field.metadata, WATERMARK: delay_ms})
             if field.name == column
             else field
             for field in schema.fields
         ]
     )
+    is_window = isinstance(schema[column].dataType, StructType)
+    return marked, Watermark(EventTime(column, is_window), delay_ms)
 
 
 def _local_session() -> SparkSession:

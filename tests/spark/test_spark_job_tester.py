@@ -228,6 +228,18 @@ def test_a_watermark_after_the_year_9999(spark: SparkSession) -> None:
         assert tester.batch([("a", 3, now)]) == [(f"{last} {last}", 1)]
 
 
+def test_a_watermark_of_microseconds_and_of_windows(spark: SparkSession) -> None:
+    """It is cut to milliseconds, a window counts by its end, and a time before 1970 gives none."""
+    told = query().process(tell_watermarks, "key string, total bigint")
+    at = datetime(2024, 1, 1, 0, 0, 10, 123_456, tzinfo=UTC)
+    before, cut = at.replace(year=1960), str(at.replace(microsecond=123_000, second=8))
+    windowed = f"{ROWS}, time struct<start timestamp, end timestamp>"
+    for schema, times in ((f"{ROWS}, time timestamp", [before, at]), (windowed, [(before, before), (before, at)])):
+        with SparkJobTester(told, schema, watermark=("time", 2), spark=spark) as tester:
+            seen = [tester.batch([("a", 1, time)])[0].key for time in (*times, times[1])]
+            assert seen == ["None None", "None None", f"{cut} None"]
+
+
 def test_mistakes_are_named(spark: SparkSession) -> None:
     """Mistakes raise an error before any batch runs."""
     with pytest.raises(InvalidError, match="no such column for the watermark"):
