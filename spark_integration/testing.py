@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -43,6 +44,8 @@ TOPIC = "input"
 #: Attempts at a task until a batch fails, as in Spark (``spark.task.maxFailures``).
 _ATTEMPTS = 4
 _DISK = "executor"
+#: The last ``datetime`` of Python, in epoch microseconds.
+_LAST_US = (datetime.max.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 Moment = Literal["publish", "output"]
 
 
@@ -157,7 +160,8 @@ class SparkJobTester:
 
         Args:
             store: needed if the job has several.
-            variable: a state variable of a processor; ``timers``: its timers.
+            variable: a state variable of a processor; ``timers``: its timers. Where ``expires`` is after the year 9999,
+                it is the last ``datetime`` of Python.
 
         Raises: InvalidError for a store or a variable that does not exist.
         """
@@ -171,7 +175,7 @@ class SparkJobTester:
             options["readRegisteredTimers"] = "true"
         source = StateSource(options)
         reader = source.reader(source.schema())
-        return [row for part in reader.partitions() for read in reader.read(part) for row in read.to_pylist()]
+        return [row for part in reader.partitions() for read in reader.read(part) for row in _rows(read)]
 
     def checkpoints(self) -> Mapping[str, Checkpoint]:
         """Task → its published checkpoint. Raises: InvalidError if the query does not run."""
@@ -379,6 +383,17 @@ def _retried(shipped: bytes, task: int, rows: pa.Table) -> tuple[bytes, TaskRepo
             if number == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows. Python has no time after the year 9999, such as the time of a timer for "never"."""
+    at = batch.schema.get_field_index("expires")
+    if at >= 0:
+        field = batch.schema.field(at)
+        micros = pc.min_element_wise(batch.column(at).cast(pa.int64()), _LAST_US)
+        batch = batch.set_column(at, field, micros.cast(field.type))
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found
 
 
 def _with_watermark(schema: StructType, column: str, seconds: float) -> tuple[StructType, Watermark]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from spark_integration.processors.timers import LAST_MS
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -91,4 +93,4 @@ class GroupFunction(StatefulProcessor):
         for time_ms in list(self._handle.listTimers()):
             self._handle.deleteTimer(time_ms)
         if has_timeout:
-            self._handle.registerTimer(int(state._timeout_timestamp) + 1)
+            self._handle.registerTimer(min(int(state._timeout_timestamp) + 1, LAST_MS))

@@ -21,6 +21,7 @@ from pyspark.sql.types import Row, StructType
 
 from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.refusals import not_initialized, refusal
+from spark_integration.processors.timers import LAST_MS
 from spark_integration.processors.values import value_serde
 from spark_integration.processors.variables import LIST, Variable
 from statemgr import Store
@@ -149,7 +150,7 @@ class Cells:
             return
         if not new:
             self._forget(places)
-        expiry = _bytes(self.batch.time_ms + self._ttl_ms)
+        expiry = _bytes(min(self.batch.time_ms + self._ttl_ms, LAST_MS))
         self.write([(place, expiry + row) for place, row in zip(places, rows, strict=True)])
         self.store.put_many([(_EXPIRY + expiry + place, b"") for place in places])
 

@@ -17,6 +17,8 @@ from statemgr import Store
 
 BY_TIME, _BY_KEY = b"t", b"k"
 _SIGN = 1 << 63
+#: The last time that a timer or an expiry can have, in epoch milliseconds.
+LAST_MS = _SIGN - 1
 
 
 def register(store: Store, key: bytes, time_ms: int) -> None:

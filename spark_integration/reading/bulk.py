@@ -25,7 +25,8 @@ _PAD = 16
 LONG = 64
 _VARINT = 10
 _LOGICAL_PLAIN = ("date", "timestamp-micros", "local-timestamp-micros")
-_MILLIS = np.iinfo(np.int64).max // 1000
+#: The last time that Arrow has in microseconds, in epoch milliseconds; it is in the year 294247.
+MILLIS = np.iinfo(np.int64).max // 1000
 _LOGICAL_MILLIS = ("timestamp-millis", "local-timestamp-millis")
 
 
@@ -250,7 +251,7 @@ def _avro(schema: Any, arrow: pa.DataType, cursor: Cursor, within: Mask) -> pa.A
         return _decimal(schema, arrow, cursor, within)
     if logical in _LOGICAL_MILLIS:
         millis = cursor.varint(within)
-        if bool(((millis > _MILLIS) | (millis < -_MILLIS)).any()):
+        if bool(((millis > MILLIS) | (millis < -MILLIS)).any()):
             raise _early()  # as microseconds, it would wrap around
         return numbers(millis * 1000, arrow, within)
     if logical is not None and logical not in _LOGICAL_PLAIN:

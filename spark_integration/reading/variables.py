@@ -72,7 +72,7 @@ class VariableColumns:
         if self._variable.ttl_ms is not None:
             cursor = bulk.Cursor.of(data)
             millis = cursor.big_endian(INT, cursor.all()).view(np.int64)
-            expires = [bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
+            expires = [_times(millis, cursor.all())]
         skip = 0 if self._variable.ttl_ms is None else INT
         return [*columns, self._values.decode(data, skip), *expires]
 
@@ -119,7 +119,12 @@ class TimerColumns:
             keys = bulk.key_columns(self._key, arrow_type(self._key), cursor)
         except bulk.Unsupported:
             keys = pa.array([decode_key(self._key, time_and_key(at)[1])[0] for at, _ in pairs], arrow_type(self._key))
-        return [keys, bulk.numbers(millis * 1000, arrow_type(TimestampType()), cursor.all())]
+        return [keys, _times(millis, cursor.all())]
+
+
+def _times(millis: bulk.Ints, mask: bulk.Mask) -> pa.Array:
+    """Return epoch milliseconds as times. For a time that Arrow lacks, such as "never", this is its last or first."""
+    return bulk.numbers(np.clip(millis, -bulk.MILLIS, bulk.MILLIS) * 1000, arrow_type(TimestampType()), mask)
 
 
 def _values_of(variable: Variable) -> AvroColumn:

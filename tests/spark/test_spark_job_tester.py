@@ -209,6 +209,27 @@ def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession)
         assert sorted(tester.batch()) == [("ann", 2)]
 
 
+class Forever(Visits):
+    """Counts a user's visits, without an end."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Set a timer for "never"."""
+        self._handle.registerTimer(2**63 - 1)
+        yield Row(user=key[0], visits=len(list(self._handle.listTimers())))
+
+
+def test_a_timer_for_never(spark: SparkSession) -> None:
+    """It does not fire, and is read as the last time that Python has."""
+    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
+    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
+    groups = stateful(lambda _: None, "user", config=config)
+    frame = groups.transformWithState(Forever(), "user string, visits bigint", "Append", "ProcessingTime")
+    with SparkJobTester(frame, "user string", spark=spark) as tester:
+        for _ in range(2):
+            assert tester.batch([("ann",)]) == [("ann", 1)]
+            assert [row["expires"] for row in tester.state(timers=True)] == [datetime.max.replace(tzinfo=UTC)]
+
+
 def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
     """Yield the watermarks in each key's place, and the number of rows."""
     if rows := sum(batch.num_rows for batch in batches):

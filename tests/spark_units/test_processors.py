@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from spark_integration.context import StateContext
+from spark_integration.processors import timers
 from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form, in_time
 from spark_integration.processors.handle import Discovery
@@ -50,6 +52,7 @@ KEY = StructType([StructField("id", StringType())])
 NUMBER = StructType([StructField("n", LongType())])
 OUT = StructType([StructField("id", StringType()), StructField("seen", StringType())])
 FORM = Form(pandas=False, timezone="UTC", safe=False, rows_per_frame=100)
+NEVER_MS = 2**63 - 1
 Act = Callable[[Any, list[int]], Any]
 
 
@@ -338,6 +341,32 @@ def test_the_time_of_a_timer_is_any_integer(task: Task) -> None:
         return list(processor.handle.listTimers())
 
     assert task.batch(Scripted(lambda handle: None, act), [("a", 1)], 1000) == [("a", "[5000]")]
+
+
+def test_timers_timeouts_and_ttls_for_never(task: Task) -> None:
+    """They do not fire, whether they are set once or in each batch. What is later than that counts as never, too."""
+
+    def timed_out(key: Any, rows: Any, state: Any) -> Iterator[Row]:
+        before = state.getOption
+        state.update((1,))
+        state.setTimeoutTimestamp(NEVER_MS)
+        yield Row(id=key[0], seen=repr((before, state.hasTimedOut)))
+
+    task.record = Record(KEY, "visits", "eventtime", {})
+    timeout = GroupFunction(timed_out, NUMBER, GroupStateTimeout.EventTimeTimeout)
+    for before in (None, (1,)):
+        assert task.batch(timeout, [("a", 1)], 1000, "eventtime", 10**12) == [("a", repr((before, False)))]
+        assert list(timers.of_key(task.job.store, encode_key(KEY, ("a",)))) == [NEVER_MS]
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        before = processor.states.get()
+        processor.states.update((numbers[0],))
+        processor.handle.registerTimer(NEVER_MS)
+        return before, list(processor.handle.listTimers())
+
+    task.record = Record(KEY, "visits", "processingtime", {})
+    for ttl, before in ((2**64, None), (NEVER_MS, (1,))):
+        assert task.batch(Scripted(value(ttl), act), [("b", 1)], 1000) == [("b", repr((before, [NEVER_MS])))]
 
 
 def test_keys_that_begin_alike_are_apart(task: Task) -> None:

@@ -140,6 +140,18 @@ def test_lists_maps_and_timers() -> None:
     assert [len(one) for one in variable(LIST, (schema,)).arrays([(place("a"), bytes(16))])] == [0, 0, 0]
 
 
+def test_times_that_arrow_lacks() -> None:
+    """A timer or an expiry for "never" is read as the last time that Arrow has, and the earliest timer as the first."""
+    last = 9_223_372_036_854_775_000  # in the year 294247
+    key = encode_key(KEY, ("a",))
+    timers = [(BY_TIME + (ms + (1 << 63)).to_bytes(8, "big") + key, b"") for ms in (-(2**63), 2**63 - 1)]
+    _, times = TimerColumns(Record(KEY, "s", "none", {})).arrays(timers)
+    assert times.cast(pa.int64()).to_pylist() == [-last, last]
+    schema = struct_of("long")
+    data = (2**63 - 1).to_bytes(8, "big") + value_serde((schema,)).serialize((5,))
+    assert variable(VALUE, (schema,), ttl_ms=5).arrays([(place("a"), data)])[2].cast(pa.int64()).to_pylist() == [last]
+
+
 def test_values_of_older_schemas() -> None:
     """Added, removed and widened fields, even in a struct, give the same columns as row by row, in the same order."""
 
