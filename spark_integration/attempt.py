@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -136,7 +135,7 @@ def attempt(
         context = StateContext(
             task=task_name(task),
             sequence=work.sequence,
-            batch_time=datetime.fromtimestamp(work.time_ms / 1000, UTC),
+            batch_time_ms=work.time_ms,
             watermark_ms=work.watermark_ms,
             attempt=opened.attempt_id,
             previous_watermark_ms=work.previous_watermark_ms,

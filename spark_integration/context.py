@@ -24,7 +24,7 @@ class StateContext:
     Attributes:
         task: ``Partition 0`` … ``Partition N-1``.
         sequence: the number under which this batch's state and output will be published; never used twice.
-        batch_time: when Spark began the batch; the same when the batch runs again.
+        batch_time_ms: when Spark began the batch (epoch milliseconds); the same when the batch runs again.
         watermark_ms: the query's event-time watermark (epoch milliseconds), or None if it has none yet.
         attempt: names this attempt; another attempt at the same task and batch has another name.
         previous_watermark_ms: that of the published batch before. Spark calls a row late that is not newer than it.
@@ -32,7 +32,7 @@ class StateContext:
 
     task: str
     sequence: int
-    batch_time: datetime
+    batch_time_ms: int
     watermark_ms: int | None
     attempt: str
     previous_watermark_ms: int | None = None
@@ -40,14 +40,19 @@ class StateContext:
     _watermarks_ms: list[int] = field(default_factory=list, compare=False, repr=False)
 
     @property
+    def batch_time(self) -> datetime:
+        """``batch_time_ms`` as a time in UTC. Python has none after the year 9999: then it is the last of that year."""
+        return _time(self.batch_time_ms)
+
+    @property
     def watermark(self) -> datetime | None:
-        """``watermark_ms`` as a time in UTC. Python has none after the year 9999: then it is the last of that year."""
-        return _time(self.watermark_ms)
+        """``watermark_ms`` as a time, like :attr:`batch_time`."""
+        return None if self.watermark_ms is None else _time(self.watermark_ms)
 
     @property
     def previous_watermark(self) -> datetime | None:
-        """``previous_watermark_ms`` as a time, like :attr:`watermark`."""
-        return _time(self.previous_watermark_ms)
+        """``previous_watermark_ms`` as a time, like :attr:`batch_time`."""
+        return None if self.previous_watermark_ms is None else _time(self.previous_watermark_ms)
 
     @property
     def late_rows(self) -> int:
@@ -68,9 +73,9 @@ class StateContext:
         self._watermarks_ms[:] = [max([time_ms - delay_ms, *self._watermarks_ms])]
 
 
-def _time(millis: int | None) -> datetime | None:
+def _time(millis: int) -> datetime:
     try:
-        return None if millis is None else _EPOCH + timedelta(milliseconds=millis)
+        return _EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
 

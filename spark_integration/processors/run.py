@@ -61,7 +61,7 @@ class ProcessorRun:
     ) -> Iterator[pa.RecordBatch]:
         # as in Spark, the watermark is 0 where there is none yet
         late_ms = context.previous_watermark_ms or 0
-        batch = Batch(stores[self.store], round(context.batch_time.timestamp() * 1000))
+        batch = Batch(stores[self.store], context.batch_time_ms)
         if self.watermark is not None:
             see = partial(context.see_time, delay_ms=self.watermark.delay_ms)
             batches = timed(batches, self.watermark.event_time, see)

@@ -219,7 +219,7 @@ class Forever(Visits):
 
 
 def test_a_timer_for_never(spark: SparkSession) -> None:
-    """It does not fire, and is read as the last time that Python has."""
+    """It does not fire, even after the year 9999, and is read as the last time that Python has."""
     config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
     config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
     groups = stateful(lambda _: None, "user", config=config)
@@ -228,6 +228,7 @@ def test_a_timer_for_never(spark: SparkSession) -> None:
         for _ in range(2):
             assert tester.batch([("ann",)]) == [("ann", 1)]
             assert [row["expires"] for row in tester.state(timers=True)] == [datetime.max.replace(tzinfo=UTC)]
+        assert tester.advance(seconds=3e11) == []  # the year 11530
 
 
 def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
