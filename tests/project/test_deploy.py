@@ -92,6 +92,24 @@ def test_the_image_runs_as_nobody_and_compiles_nothing() -> None:
     assert "apt-get" not in text
 
 
+def test_the_image_of_a_query_has_a_python_of_its_own() -> None:
+    """Spark's image has an older Python than statemgr needs. Driver and executors use one that statemgr supports."""
+    text = (DEPLOY / "spark.Dockerfile").read_text(encoding="utf-8")
+    final = text.rpartition("\nFROM ")[2]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (version,) = re.findall(r"^ARG PYTHON=(.+)$", text, re.MULTILINE)
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert not re.search(r"(?<!uv )\bpip3? ", text), "the pip of the image belongs to its own Python"
+    assert "UV_PYTHON_INSTALL_DIR=/opt/python\n" in text, "not in a home directory, which only its user can read"
+    for directory in ("/opt/python", "/opt/statemgr"):
+        assert f"COPY --from=build {directory} {directory}\n" in final
+    assert dict(re.findall(r"(PYSPARK_\w+)=(\S+)", final)) == dict.fromkeys(
+        ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), "/opt/statemgr/bin/python"
+    )
+    beside = {one for one in project["optional-dependencies"]["spark"] if not one.startswith("pyspark")}
+    assert set(re.findall(r"'(\S+)'", text)) == beside
+
+
 def test_the_page_shows_the_commands() -> None:
     """docs/deploy.md names every file of deploy/."""
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
