@@ -20,6 +20,7 @@ RUN uv venv --managed-python --python ${PYTHON} /opt/statemgr \
 FROM ${SPARK}
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/statemgr /opt/statemgr
-COPY query.py job.toml /opt/spark/work-dir/
+# `statemgr init` writes a job.toml that only its owner may read
+COPY --chown=spark:spark query.py job.toml /opt/spark/work-dir/
 ENV PYSPARK_PYTHON=/opt/statemgr/bin/python PYSPARK_DRIVER_PYTHON=/opt/statemgr/bin/python
 USER spark

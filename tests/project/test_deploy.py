@@ -110,6 +110,15 @@ def test_the_image_of_a_query_has_a_python_of_its_own() -> None:
     assert set(re.findall(r"'(\S+)'", text)) == beside
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "spark.Dockerfile"])
+def test_the_user_of_an_image_can_read_its_configuration(file: str) -> None:
+    """`statemgr init` writes job.toml with mode 0600, so the copy in the image belongs to the user that reads it."""
+    text = (DEPLOY / file).read_text(encoding="utf-8")
+    (user,) = re.findall(r"^USER (.+)$", text.rpartition("\nFROM ")[2], re.MULTILINE)
+    (copied,) = re.findall(r"^COPY (.+) job\.toml ", text, re.MULTILINE)
+    assert copied.startswith(f"--chown={user}:{user} ")
+
+
 def test_the_page_shows_the_commands() -> None:
     """docs/deploy.md names every file of deploy/."""
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
