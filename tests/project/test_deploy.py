@@ -119,6 +119,19 @@ def test_the_user_of_an_image_can_read_its_configuration(file: str) -> None:
     assert copied.startswith(f"--chown={user}:{user} ")
 
 
+def test_spark_submit_takes_the_settings_of_the_operator() -> None:
+    """The command of docs/deploy.md sets what spark.yaml does. Packages go where the user of the image may write."""
+    spec = _all()["SparkApplication"]["spec"]
+    (command,) = blocks("docs/deploy.md", "## Spark on Kubernetes", "sh")
+    assert dict(re.findall(r"--conf (\S+?)=(\S+)", command)) == {
+        "spark.kubernetes.container.image": spec["image"],
+        "spark.kubernetes.authenticate.driver.serviceAccountName": spec["driver"]["serviceAccount"],
+        **spec["sparkConf"],
+    }
+    assert "--packages" not in command
+    assert spec["sparkConf"]["spark.jars.ivy"].startswith("/tmp/")
+
+
 def test_the_page_shows_the_commands() -> None:
     """docs/deploy.md names every file of deploy/."""
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
