@@ -126,7 +126,7 @@ def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[Task
         if record is None or record.find(checkpoint_id) is None:
             raise MissingState(
                 f"the job has dropped checkpoint {checkpoint_id} of {one.record.task} while it was copied",
-                hint="run the command again; `statemgr checkpoints tag ID --keep` keeps a checkpoint for a long copy",
+                hint="run the command again; for a long copy, first raise task.checkpoint.retained of the running job",
                 task=one.record.task,
             )
 

@@ -389,6 +389,7 @@ def test_a_checkpoint_that_the_job_drops_meanwhile(kafka: KafkaServer, tmp_path:
         failed = run(there, target, "--write")
     assert (failed.exit_code, len(seen)) == (4, 1)
     assert "has dropped checkpoint" in failed.stderr
+    assert "raise task.checkpoint.retained" in failed.stderr  # `checkpoints tag` would end the running job
     assert run(there, target, "--write").exit_code == 0
     assert contents(target) == ({"totals": {**state, b"new": b"1"}}, {"orders-0": 9})
 
