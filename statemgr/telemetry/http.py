@@ -7,6 +7,7 @@ all of them.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from statemgr.errors import UnavailableError
 from statemgr.telemetry.liveness import Health, together
-from statemgr.telemetry.threaded_http import QuietHandler, ThreadedServer
+from statemgr.telemetry.threaded_http import QuietHandler, SixServer, ThreadedServer
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -72,8 +73,10 @@ class _Server:
     def __init__(self, port: int) -> None:
         self.served: list[Served] = []
         self._metrics: WSGIApplication = make_wsgi_app(_All(self.served))
+        # all addresses: in a cluster with IPv6 alone, probes and Prometheus use the pod's only one
+        host, kind = ("::", SixServer) if socket.has_dualstack_ipv6() else ("0.0.0.0", ThreadedServer)
         try:
-            self._http = make_server("0.0.0.0", port, self._answer, ThreadedServer, QuietHandler)
+            self._http = make_server(host, port, self._answer, kind, QuietHandler)
         except OSError as error:
             raise UnavailableError(
                 f"metrics.port {port} cannot be used: {error.strerror or error}",

@@ -54,9 +54,14 @@ class ThreadedServer(ThreadingMixIn, WSGIServer):
 
 
 class SixServer(ThreadedServer):
-    """The same on IPv6."""
+    """The same on IPv6. On ``::`` it takes connections of IPv4, too."""
 
     address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        """Bind, whatever the system's default is for connections of IPv4."""
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 class QuietHandler(WSGIRequestHandler):

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +111,18 @@ def test_port_probes_leave_no_trace_and_connections_are_limited(
     with socket.create_connection(("127.0.0.1", metrics.port or 0)) as silent:
         assert silent.recv(1) == b""
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("host", "is_dual"), [("127.0.0.1", True), ("::1", True), ("127.0.0.1", False)])
+def test_every_address_answers(monkeypatch: pytest.MonkeyPatch, host: str, is_dual: bool) -> None:
+    """A pod may have an address of IPv6 alone, and a system may have only IPv4."""
+    if is_dual and not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: is_dual)
+    metrics = Metrics("orders", "orders/1", 0, ManualClock())
+    with closing(metrics), closing(http.client.HTTPConnection(host, metrics.port or 0, timeout=10)) as connection:
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
 
 
 def get_is_refused(port: int | None) -> bool:
