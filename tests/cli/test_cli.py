@@ -335,12 +335,13 @@ def test_config_check_as_json(run: Run) -> None:
 
 
 def test_config_show_all_has_every_key(run: Run) -> None:
-    """`config show --all` includes keys that are not set, and the keys of every store."""
+    """`config show --all` includes keys that are not set, such as the names of topics, and the keys of every store."""
     shown = json.loads(run("config", "show", "--all", "--json").stdout)
     for entry in KEYS:
         if not entry.pattern.endswith("*"):
             assert entry.pattern.replace("<name>", "totals") in shown
     assert shown["stores.scratch.backup.factories"] == []
+    assert shown["task.checkpoint.topic"] == "__statemgr_checkpoints_orders-1"
     assert "stores.totals.changelog.topic" not in json.loads(run("config", "show", "--json").stdout)
 
 
