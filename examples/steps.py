@@ -28,7 +28,7 @@ class Example:
     def __init__(self, origin: str) -> None:
         parser = argparse.ArgumentParser()
         parser.add_argument(
-            "--broker", default="localhost:9092", help="a Kafka broker, such as that of `statemgr dev up`"
+            "--broker", default="localhost:9092", help="a Kafka broker, such as that of `statemgr dev up --no-s3`"
         )
         parser.add_argument("--directory", type=Path, default=Path(".statemgr/examples") / origin)
         parser.add_argument("--keys", type=int, default=50)

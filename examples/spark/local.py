@@ -29,7 +29,7 @@ class Local:
     def from_arguments(cls, example: str) -> Local:
         """What the command line says, and a new session."""
         parser = argparse.ArgumentParser()
-        parser.add_argument("--broker", default="localhost:9092", help="such as that of `statemgr dev up`")
+        parser.add_argument("--broker", default="localhost:9092", help="such as that of `statemgr dev up --no-s3`")
         broker = parser.parse_args().broker
         name = f"{example}-{time.time_ns() // 1_000_000}"
         directory = Path(".statemgr/examples/spark", name).resolve()
