@@ -1,6 +1,6 @@
 """``statemgr explain``: prints what the installed documentation says about a kind of error, or about a fault of a job.
 
-The pages ``errors.md`` and ``runbook.md`` come with the package, so that an explanation needs no network.
+The pages that messages and help texts name come with the package, so that nothing here needs a network.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 @click.command("explain")
 @click.argument("topic", nargs=-1)
 def command(topic: tuple[str, ...]) -> None:
-    """Explain a kind of error (`UnavailableError`) or a fault of a job (`broker gone`). Without TOPIC, list both."""
+    """Explain a kind of error (`UnavailableError`) or a fault of a job (`broker gone`).
+
+    Also prints a whole page, such as one that a hint names (`docs/security.md`). Without TOPIC, list all topics.
+    """
+    found = {**sections("errors"), **sections("runbook")}
     if not topic:
-        for page in ("errors", "runbook"):
-            click.echo("\n".join(sections(page)))
+        click.echo("\n".join([*found, *(f"docs/{name}.md" for name in pages())]))
         return
-    asked = anchor(" ".join(topic))
-    known = {anchor(title): text for page in ("errors", "runbook") for title, text in sections(page).items()}
+    asked = anchor(" ".join(topic)).removeprefix("docs/").removesuffix(".md")
+    known = {**{name: page(name) for name in pages()}, **{anchor(title): text for title, text in found.items()}}
     if asked not in known:
         near = get_close_matches(asked, known, n=1)
         raise InvalidError(
@@ -58,13 +61,19 @@ def documentation() -> str | None:
 
 
 @cache
+def pages() -> dict[str, Path]:
+    """Return the pages by name: those that come with the package, or all in the source tree."""
+    package = Path(str(resources.files("statemgr")))
+    place = package / "_docs" if (package / "_docs").is_dir() else package.parent / "docs"
+    return {path.stem: path for path in sorted(place.glob("*.md"))}
+
+
+@cache
 def page(name: str) -> str:
     """Return the text of a page. Raises: MissingError if the package was not installed as a whole."""
-    package = Path(str(resources.files("statemgr")))
-    for place in (package / "_docs", package.parent / "docs"):
-        if (place / f"{name}.md").is_file():
-            return (place / f"{name}.md").read_text(encoding="utf-8")
-    raise MissingError(f"the page {name}.md is not installed", hint="install statemgr again")
+    if name not in pages():
+        raise MissingError(f"the page {name}.md is not installed", hint="install statemgr again")
+    return pages()[name].read_text(encoding="utf-8")
 
 
 def sections(name: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from statemgr.cli.explain import sections
+from statemgr.cli.explain import page, sections
 from statemgr.cli.main import cli
 
 
@@ -37,3 +37,10 @@ def test_a_mistyped_topic_gets_the_nearest_one() -> None:
     done = CliRunner().invoke(cli, ["explain", "FencedEror"])
     assert done.exit_code == 2
     assert "hint: did you mean `statemgr explain fencederror`?" in done.stderr
+
+
+@pytest.mark.parametrize("topic", ["docs/security.md", "security"])
+def test_a_page_is_printed_whole(topic: str) -> None:
+    """Hints name pages, and whoever has installed the package alone has no other way to them."""
+    assert CliRunner().invoke(cli, ["explain", topic]).stdout.strip() == page("security").strip()
+    assert "docs/security.md" in CliRunner().invoke(cli, ["explain"]).stdout.splitlines()

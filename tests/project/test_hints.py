@@ -1,4 +1,4 @@
-"""Hints: every command, option, keyword and configuration key in a hint exists.
+"""Hints: every command, option, keyword, configuration key and page in a hint exists.
 
 The test collects the hints from the source: arguments called ``hint``, ``fix`` or ``fix_command``, and those of
 ``TopicProblem``. It follows names to the texts assigned to them. ``…`` stands for a value that only the running program
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -252,6 +253,20 @@ def test_every_hint_names_only_what_exists() -> None:
         for problem in problems(hint.text, from_a_command=hint.of_command)
     ]
     assert wrong == []
+
+
+def test_a_page_that_a_text_names_comes_with_the_package() -> None:
+    """Messages, hints and help texts name docs/X.md only if the wheel has that page, and it has no others."""
+    texts = {command.help or "" for command in commands().values()}
+    for path in SOURCES:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        constants = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings)
+        texts |= {constant.value for constant in constants if isinstance(constant.value, str)}
+    named = {name for text in texts for name in re.findall(r"\bdocs/[a-z-]+\.md", text)}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    shipped = {name for name in wheel["only-include"] if name.startswith("docs/")}
+    assert shipped == named | {"docs/errors.md", "docs/runbook.md"}
 
 
 @pytest.mark.parametrize(
