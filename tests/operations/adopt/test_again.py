@@ -40,7 +40,7 @@ def name(kafka: KafkaServer) -> str:
     return kafka.fresh_name("old")
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
+@pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.long)], ids=["copied", "in-place"])
 def test_a_second_run_reports_the_first(kafka: KafkaServer, name: str, tmp_path: Path, in_place: bool) -> None:
     """The same run again, also after the new job has gone on in the old one's group, says that the job is
     adopted. Other options, another old job, and an old job that has gone on are refused."""

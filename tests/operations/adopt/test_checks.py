@@ -22,6 +22,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "kafka-streams": ("{job}-totals-changelog", "{job}-by-city-repartition"),
     "quix": ("changelog__{job}--{job}-in--totals", "repartition__{job}--{job}-in--by-city"),
 }
+LONG = pytest.mark.long
+#: One origin for `make test`, and both for the long tests.
+OF_STREAMS = ["kafka-streams", pytest.param("quix", marks=LONG)]
+OF_QUIX = [pytest.param("kafka-streams", marks=LONG), "quix"]
 
 #: A time as Java writes it, in milliseconds.
 NOW = (1_795_580_512_272).to_bytes(8, "big")
@@ -43,7 +47,7 @@ def streams(kafka: KafkaServer, directory: Path, name: str, *arguments: str) -> 
     return Adopter(kafka, directory, "--from", "kafka-streams", "--job", name, *arguments)
 
 
-@pytest.mark.parametrize("origin", sorted(NAMES))
+@pytest.mark.parametrize("origin", OF_STREAMS)
 def test_rows_that_wait_in_a_topic_of_the_old_job(kafka: KafkaServer, name: str, tmp_path: Path, origin: str) -> None:
     """E7: rows that have left the input and are in no store yet are not dropped: the job is refused until it has
     read them, or the new job reads them."""
@@ -117,7 +121,9 @@ NOT_PLAIN: dict[str, tuple[dict[str, str], Changes, str]] = {
 }
 
 
-@pytest.mark.parametrize("store", sorted(NOT_PLAIN))
+@pytest.mark.parametrize(
+    "store", [pytest.param(store, marks=() if store in ("hops", "versions") else LONG) for store in sorted(NOT_PLAIN)]
+)
 def test_stores_that_may_not_be_plain(kafka: KafkaServer, name: str, tmp_path: Path, store: str) -> None:
     """E9: users choose names and settings, so the records count. The command shows some, and adopts the store only if
     the user has confirmed it by name."""
@@ -148,7 +154,7 @@ def test_one_record_proves_a_plain_store(kafka: KafkaServer, name: str, tmp_path
     assert "store totals has, for example: " in old.run()
 
 
-@pytest.mark.parametrize("origin", sorted(NAMES))
+@pytest.mark.parametrize("origin", OF_QUIX)
 def test_a_store_with_other_keys_than_the_input(kafka: KafkaServer, name: str, tmp_path: Path, origin: str) -> None:
     """E10: the old job filled a store from a topic of its own. A new job that reads the old input does not find the
     keys. It is adopted with an input that has them, or if the user confirms the store."""
@@ -211,7 +217,7 @@ def test_an_input_that_no_store_has_keys_of_is_named(kafka: KafkaServer, name: s
     assert "no store has the newest keys" not in old.run()
 
 
-@pytest.mark.parametrize("origin", sorted(NAMES))
+@pytest.mark.parametrize("origin", OF_STREAMS)
 def test_names_that_begin_alike(kafka: KafkaServer, name: str, tmp_path: Path, origin: str) -> None:
     """E11: the new job and another job may have the old one's name with an ending. Their topics are not the old job's,
     also when the adoption has created its own, and in a second adoption."""
@@ -283,7 +289,9 @@ def test_names_of_stores_in_checkpoints(kafka: KafkaServer, name: str, tmp_path:
     ("hashes", "keys", "recorded", "said"),
     [
         (murmur2, 30, "kafka-partition(quix-str-murmur2)", "the partitioner quix-str-murmur2 chooses"),
-        (crc32, 30, "kafka-partition(quix-str-crc32)", "the partitioner quix-str-crc32 chooses"),
+        pytest.param(
+            crc32, 30, "kafka-partition(quix-str-crc32)", "the partitioner quix-str-crc32 chooses", marks=LONG
+        ),
         (lambda keys: range(len(keys)), 30, "kafka-partition", "`statemgr rescale` will refuse the job"),
         (murmur2, 9, "kafka-partition", "no input record is processed twice"),
     ],
