@@ -110,7 +110,7 @@ def deleted(config: JobConfig) -> None:
     wait_until(lambda: topic_of(config) not in admin.list_topics(timeout=60).topics)
 
 
-@pytest.mark.parametrize("harm", [cut, recreated, deleted])
+@pytest.mark.parametrize("harm", [cut, recreated, pytest.param(deleted, marks=pytest.mark.long)])
 def test_a_running_owner_notices_and_repairs(
     config: JobConfig,
     tmp_path: Path,
@@ -130,7 +130,7 @@ def test_a_running_owner_notices_and_repairs(
     assert_restorable(config, tmp_path / "elsewhere", STATE)
 
 
-@pytest.mark.parametrize("changes", [1, 1000])
+@pytest.mark.parametrize("changes", [1, pytest.param(1000, marks=pytest.mark.long)])
 def test_a_changelog_made_anew_under_a_committing_owner(config: JobConfig, tmp_path: Path, changes: int) -> None:
     """However many changes a commit has, it is refused, and the next one writes the whole state."""
     more = {b"more-%d" % number: b"value" for number in range(changes)}

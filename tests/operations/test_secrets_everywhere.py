@@ -136,7 +136,7 @@ def test_of_what_travels_to_workers(
     said += [repr(work), f"{work}"]
 
 
-@pytest.mark.parametrize("how", ["literal", "reference"])
+@pytest.mark.parametrize("how", ["literal", pytest.param("reference", marks=pytest.mark.long)])
 def test_of_the_command_line(
     how: str, kafka: KafkaServer, s3: S3Server, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

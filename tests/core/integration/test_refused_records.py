@@ -163,8 +163,15 @@ def test_refused_times_name_both_clocks(kafka: KafkaServer, tmp_path: Path, cloc
     assert contents(config) == ({"totals": {b"a": b"1"}}, {"orders-0": 2})
 
 
-@pytest.mark.parametrize("records", [1, 200_000], ids=["alone", "among many"])
-@pytest.mark.parametrize("why", ["size", "time"])
+@pytest.mark.parametrize(
+    ("why", "records"),
+    [
+        pytest.param("size", 200_000, id="size-among many"),
+        pytest.param("time", 1, id="time-alone"),
+        pytest.param("size", 1, id="size-alone", marks=pytest.mark.long),
+        pytest.param("time", 200_000, id="time-among many", marks=pytest.mark.long),
+    ],
+)
 def test_a_refused_batch_does_not_fail_the_next_commit(
     kafka: KafkaServer, why: str, records: int, clock_ahead: Callable[[int], None]
 ) -> None:

@@ -219,7 +219,7 @@ def test_another_store_is_streamed(kafka: KafkaServer, s3: S3Server, tmp_path: P
     check_state(back, state)
 
 
-@pytest.mark.parametrize("kind", [SNAPSHOTS, SEGMENTS])
+@pytest.mark.parametrize("kind", [SNAPSHOTS, pytest.param(SEGMENTS, marks=pytest.mark.long)])
 def test_a_file_store_copies_by_hard_link(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
     """The copy takes no space, and outlives the source's clean-up."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=kind, task__checkpoint__retained=1)

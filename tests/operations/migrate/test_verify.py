@@ -95,8 +95,8 @@ def test_several_tasks_and_stores_are_equal(kafka: KafkaServer, s3: S3Server, tm
 @pytest.mark.parametrize(
     ("records", "key", "changelog", "blobs"),
     [
-        ([(b"key-500", b"12345")], "key-500", 5, None),
-        ([(b"key-007", None)], "key-007", None, 2),
+        pytest.param([(b"key-500", b"12345")], "key-500", 5, None, marks=pytest.mark.long),
+        pytest.param([(b"key-007", None)], "key-007", None, 2, marks=pytest.mark.long),
         ([(b"key-007", b"other")], "key-007", 5, 2),
     ],
     ids=["an extra key", "a missing key", "another value"],
