@@ -107,6 +107,7 @@ def test_a_zombie_task_never_fences_the_owner_of_the_whole_job(forgetful: KafkaS
         whole(config, 3)
 
 
+@pytest.mark.long
 def test_a_zombie_driver_never_fences_the_owner_of_a_task(forgetful: KafkaServer, tmp_path: Path) -> None:
     """FAULT 39: an older driver also stops before it fences the owner of a task."""
     config = job(forgetful, tmp_path)
@@ -170,7 +171,7 @@ def test_the_very_first_publish_fences_the_other_owner(
         whole(config, 2)
 
 
-@pytest.mark.parametrize("kind", ["task", "whole job"])
+@pytest.mark.parametrize("kind", ["task", pytest.param("whole job", marks=pytest.mark.long)])
 def test_an_idle_owner_commits_as_if_nothing_had_happened(forgetful: KafkaServer, tmp_path: Path, kind: str) -> None:
     """FAULT 39: if no other owner came while the ID was forgotten, no commit fails."""
     config = job(forgetful, tmp_path)

@@ -87,7 +87,7 @@ def test_a_slow_member_stays_in_its_group(kafka: KafkaServer, tmp_path: Path, st
     assert contents(config)[1] == {f"{topic}-0": 30}
 
 
-@pytest.mark.parametrize("held", ["/index", ".sst"])
+@pytest.mark.parametrize("held", [pytest.param("/index", marks=pytest.mark.long), ".sst"])
 def test_a_stop_ends_a_restore(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start, held: str) -> None:
     """FAULT 56: SIGTERM ends a restore that waits for the blob store."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")

@@ -206,6 +206,7 @@ def test_an_outage_in_an_idle_time_is_logged_as_a_past_one(
     assert {record.levelname for record in lines} == {"INFO"}
 
 
+@pytest.mark.long
 def test_a_lost_acknowledgement_is_settled(own_kafka: Callable[..., KafkaBroker]) -> None:
     """The broker hangs at the commit (fault 4). The outcome is unknown, the publisher does not repeat the commit
     blindly, and then settles it with the same producer."""

@@ -119,7 +119,7 @@ def test_a_running_owner(
 
 
 @pytest.mark.parametrize("backup", [LONG_DUAL, ("blob-store",)], ids=["dual", "blobs"])
-@pytest.mark.parametrize("again", ["command", "elsewhere"])
+@pytest.mark.parametrize("again", [pytest.param("command", marks=pytest.mark.long), "elsewhere"])
 def test_a_driver_that_died_continues(
     kafka: KafkaServer, tmp_path: Path, run: Run, backup: tuple[str, ...], again: str
 ) -> None:
