@@ -106,7 +106,7 @@ QUESTIONS = [
     ),
 ]
 STEPS = st.lists(st.one_of(*PRODUCES, *TRANSACTIONS, *WHOLE, *CHANGES, *QUESTIONS), min_size=20, max_size=50)
-EXAMPLES = int(os.environ.get("STATEMGR_TEST_EXAMPLES", "50")) // 10
+EXAMPLES = max(int(os.environ.get("STATEMGR_TEST_EXAMPLES", "20")) // 10, 3)
 
 
 class History:
