@@ -41,8 +41,8 @@ def uploaded(file: LocalFile, attempt: str) -> FileIndex:
 def commit(tree: Mapping[str, bytes], base: DirIndex | None, attempt: str) -> DirIndex:
     """Diff against the base, keep the unchanged files and 'upload' the rest."""
     local = local_tree(tree)
-    found = diff(local, base)
-    files = {**found.kept, **{file.path: uploaded(file, attempt) for file in found.added}}
+    added, kept = diff(local, base)
+    files = {**kept, **{file.path: uploaded(file, attempt) for file in added}}
     return assemble(local, files)
 
 
