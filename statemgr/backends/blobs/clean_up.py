@@ -17,7 +17,6 @@ deleted.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,13 +88,15 @@ class Cleaner:
         identities = {store: replace(task, store=store) for store in dict.fromkeys((*retained, *evicted))}
         done = set() if not any(evicted.values()) else self._done.intersection(identities.values())
         self._done.difference_update(identities.values())
+        known = [one for identity in identities.values() for one in self._retained.get(identity, {}).values()]
+        names = {blob: blob for one in known for blob in one.blobs}
         for store, identity in identities.items():  # 1
-            kept = self._needs(identity, retained.get(store, ()))
+            kept = self._needs(identity, retained.get(store, ()), names)
             if kept is None:
                 return {}
             needs[identity] = list(kept.values())
             unneeded = [marker for marker in evicted.get(store, ()) if marker not in kept]
-            old = self._needs(identity, unneeded, missing_is_gone=True) or {}
+            old = self._needs(identity, unneeded, names, missing_is_gone=True) or {}
             self._retained[identity] = kept
             gone |= dict.fromkeys(blob for one in old.values() for blob in one.blobs)
             of_snapshots.append((identity, _indexes(old), _indexes(kept), identity in done))
@@ -109,16 +110,21 @@ class Cleaner:
         return needs
 
     def _needs(
-        self, identity: StoreIdentity, markers: Sequence[Marker], *, missing_is_gone: bool = False
+        self,
+        identity: StoreIdentity,
+        markers: Sequence[Marker],
+        names: dict[str, str],
+        *,
+        missing_is_gone: bool = False,
     ) -> dict[BlobMarker, Needs] | None:
         """What markers need. None if one after the first cannot be read; with ``missing_is_gone`` a missing one is
-        skipped."""
+        skipped. ``names``: each name of a blob, so that equal ones are kept once; updated."""
         known, found = self._retained.get(identity, {}), {}
         for marker in markers:
             if not isinstance(marker, BlobMarker):
                 continue
             try:
-                found[marker] = known.get(marker) or _needs_of(marker, self._catalogue.chain(identity, marker))
+                found[marker] = known.get(marker) or _needs_of(marker, self._catalogue.chain(identity, marker), names)
             except (MissingBlob, CorruptBlob) as error:
                 if missing_is_gone:
                     continue
@@ -218,10 +224,10 @@ def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
     log.warning("%s: nothing was deleted, because a retained checkpoint cannot be read: %s", identity, error)
 
 
-def _needs_of(marker: BlobMarker, found: SegmentChain) -> Needs:
+def _needs_of(marker: BlobMarker, found: SegmentChain, names: dict[str, str]) -> Needs:
     # chains that are read one by one have each name for itself
     refs = (*(segment.blob for segment in found.segments), marker.blob)
-    blobs = dict.fromkeys(sys.intern(ref.blob_id) for ref in refs if ref is not None)
+    blobs = dict.fromkeys(names.setdefault(ref.blob_id, ref.blob_id) for ref in refs if ref is not None)
     return Needs(tuple(blobs), found.snapshot.index, found.start)
 
 

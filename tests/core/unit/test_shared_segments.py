@@ -1,19 +1,25 @@
-"""The clean-up of blobs that several tasks share, and what a clean-up asks for."""
+"""The clean-up of blobs that several tasks share, and what a clean-up asks for and keeps in memory."""
 
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from statemgr.backends.blobs import catalogue, clean_up
-from statemgr.backends.blobs.clean_up import Needs, SharedSegments
+from statemgr.backends.blobs.clean_up import Cleaner, Needs, SharedSegments
 from statemgr.errors import UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.model.checkpoint import BlobRef
+from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
+from statemgr.model.checkpoint import BlobMarker, BlobRef
+from statemgr.model.codecs import decode_chain, encode_chain
 from statemgr.ports import StoreIdentity
 from statemgr.testing import JobTester
+from tests import model_samples as sample
 
 _ONE, _OTHER = (StoreIdentity("orders", "1", f"Partition {number}", "totals") for number in range(2))
 _INDEX = BlobRef("index", 1, b"")
@@ -97,3 +103,33 @@ def test_a_clean_up_asks_for_nothing_that_it_knows(monkeypatch: pytest.MonkeyPat
                 job.send("orders", key=f"{number % 7}", value="", partition=partition)
             job.commit()
     assert chains == 0
+
+
+class Chains:
+    """Reads each chain from its marker, whose snapshot is empty."""
+
+    def chain(self, identity: StoreIdentity, marker: BlobMarker) -> SegmentChain:
+        return decode_chain(marker.inline or b"")
+
+    def index(self, identity: StoreIdentity, ref: BlobRef) -> SimpleNamespace:
+        return SimpleNamespace(blobs=lambda: (), previous=None)
+
+
+def _marker(segments: int) -> BlobMarker:
+    refs = [BlobRef(f"orders/1/Partition_0/_segments/{number}", 1, sample.HASH) for number in range(segments)]
+    snapshot = ChainSnapshot(sample.INDEX_BLOB, "state", 0)
+    chain = SegmentChain("orders", "1", _ONE.task, _ONE.store, "state", "attempt", "attempt", 0, snapshot)
+    chained = tuple(ChainSegment(number, number + 1, ref) for number, ref in enumerate(refs))
+    return BlobMarker(inline=encode_chain(replace(chain, segments=chained)))
+
+
+def test_a_name_in_many_chains_is_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver has the names of all its tasks. They are not interned: Python 3.12.0 to 3.12.6 never forgets those."""
+    cleaner = Cleaner(lambda: Transfer(), Chains())  # type: ignore[arg-type,return-value]
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "intern", None)
+        for newest in (3, 4):
+            retained = [_marker(newest - older) for older in range(3)]
+            needs = cleaner.clean_up(replace(_ONE, store=""), {}, {_ONE.store: retained}, set())
+    names = [name for one in needs[_ONE] for name in one.blobs]
+    assert (len(names), len(set(names)), len(set(map(id, names)))) == (9, 4, 4)
