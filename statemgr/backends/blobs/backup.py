@@ -51,7 +51,7 @@ class BlobBackup(SegmentBackupManager):
         self.needs_changes = not self.needs_directory
         self._services = services
         self._chains = NextChains(services, catalogue)
-        self._cleaner = Cleaner(services.transfer, catalogue)
+        self._cleaner = Cleaner(services.transfer, catalogue, services.clock.monotonic)
         self._catalogue = catalogue
         self._batches = batches
         self._shared = SharedSegments(services.clock.monotonic)

@@ -12,18 +12,22 @@ the retained ones to all older indexes, and so finishes what a crashed owner lef
 first, each after its blobs, so that ``previous`` always leads to the remaining ones. Garbage collection deletes blobs
 of segments that a crash leaves between a publish and their deletion. Only blobs below the task's own prefix are
 deleted.
+
+A blob that cannot be deleted does not stop the other deletes. Up to a thousand blobs of segments are tried again, once
+a minute. Blobs of snapshots are tried again if a retry can help. Garbage collection deletes the rest.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import segments_prefix, store_prefix
-from statemgr.errors import CorruptBlob, MissingBlob, StatemgrError
+from statemgr.errors import CorruptBlob, MissingBlob, RetryableError, StatemgrError
 from statemgr.logs import counted
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
@@ -36,9 +40,11 @@ log = logging.getLogger(__name__)
 #: Most older indexes that one clean-up follows.
 _LONGEST_WALK = 1000
 _REMEMBERED = 10_000
-#: Shared blobs are deleted when so many can be, or when one could be for so many seconds.
+#: Shared blobs are deleted when so many can be, or when one could be for so many seconds. Blobs that could not be
+#: deleted are tried again at most as often, and only so many.
 _MANY = 32
 _SECONDS = 60.0
+_MOST_UNDELETED = 1000
 #: Shared blobs that are remembered. Garbage collection deletes older ones.
 _MOST_SHARED = 100_000
 
@@ -56,15 +62,18 @@ class Needs:
 class Cleaner:
     """Deletes blobs of evicted checkpoints. Idempotent; several owners may run it at the same time."""
 
-    def __init__(self, transfer: Callable[[], Transfer], catalogue: Catalogue) -> None:
+    def __init__(self, transfer: Callable[[], Transfer], catalogue: Catalogue, monotonic: Callable[[], float]) -> None:
         self._transfer = transfer
         self._catalogue = catalogue
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._gone: dict[str, None] = {}
         #: store → its retained markers when it was cleaned up last
         self._retained: dict[StoreIdentity, dict[BlobMarker, Needs]] = {}
         #: stores whose last clean-up did all of its steps
         self._done: set[StoreIdentity] = set()
+        #: task → when all its undeleted blobs of segments were tried last
+        self._tried: dict[StoreIdentity, float] = {}
 
     def clean_up(
         self,
@@ -79,8 +88,8 @@ class Cleaner:
             undeleted: blobs of segments of the task that earlier calls could not delete; updated.
 
         Returns: what each store's retained markers need, newest first. Empty if one of them cannot be read.
-        Raises: UnavailableError, AccessDenied; then the next call tries the rest again. MissingBlob, CorruptBlob: the
-            newest chain or index of a store is damaged, and nothing more was deleted.
+        Raises: UnavailableError, AccessDenied: some blobs could not be deleted. MissingBlob, CorruptBlob: the newest
+            chain or index of a store is damaged, and nothing more was deleted.
         """
         gone: dict[str, None] = {}
         needs: dict[StoreIdentity, list[Needs]] = {}
@@ -101,12 +110,15 @@ class Cleaner:
             gone |= dict.fromkeys(blob for one in old.values() for blob in one.blobs)
             of_snapshots.append((identity, _indexes(old), _indexes(kept), identity in done))
         live = {blob for of_store in needs.values() for one in of_store for blob in one.blobs}
-        undeleted |= {blob for blob in gone if blob.startswith(segments_prefix(task))}
+        new = {blob for blob in gone if blob.startswith(segments_prefix(task))}
+        undeleted |= new
         undeleted -= live
-        self._delete_segments(task, undeleted)  # 2
+        problems = self._delete_segments(task, undeleted, new)  # 2
         for identity, starts, stays, was_done in of_snapshots:
-            self._clean_up_snapshots(identity, starts, stays, only_evicted=was_done)  # 3
+            problems += self._clean_up_snapshots(identity, starts, stays, only_evicted=was_done)  # 3
             self._done.add(identity)
+        for problem in problems:
+            raise problem
         return needs
 
     def _needs(
@@ -134,23 +146,29 @@ class Cleaner:
                 return None
         return found
 
-    def _delete_segments(self, task: StoreIdentity, garbage: set[str]) -> None:
-        if not garbage:
-            return
+    def _delete_segments(self, task: StoreIdentity, garbage: set[str], new: set[str]) -> list[StatemgrError]:
+        """Delete the new garbage, and the older if it is time. Returns: why some was not deleted."""
+        now, wanted = self._monotonic(), garbage & new
+        if now - self._tried.get(task, -math.inf) >= _SECONDS:
+            self._tried[task], wanted = now, set(garbage)
+        if not wanted:
+            return []
         announce(Phase.DELETE_BLOBS, task.task, task.job_key)
-        failed = self._transfer().delete_all(sorted(garbage))
-        garbage.intersection_update(failed)
-        _raise_first(failed.values())
+        failed = self._transfer().delete_all(sorted(wanted))
+        left = sorted((garbage - wanted) | failed.keys())
+        garbage.intersection_update(left[-_MOST_UNDELETED:])
+        return [*failed.values()]
 
     # --- step 3 ---------------------------------------------------------------------------------------------------
 
     def _clean_up_snapshots(
         self, identity: StoreIdentity, evicted: Sequence[BlobRef], kept: Sequence[BlobRef], *, only_evicted: bool
-    ) -> None:
+    ) -> list[StatemgrError]:
+        """Returns: why some blobs were not deleted. Raises: RetryableError; then the next clean-up does the rest."""
         kept_ids = {ref.blob_id for ref in kept}
         starts = [ref for ref in evicted if ref.blob_id not in kept_ids]
         if only_evicted and not starts:
-            return
+            return []
         live = set(kept_ids)
         for ref in kept:
             try:
@@ -159,12 +177,12 @@ class Cleaner:
                 if ref is kept[0]:
                     raise
                 _nothing_is_deleted(identity, error)
-                return
+                return []
             live.update(blob.blob_id for blob in index.blobs())
             if index.previous and index.previous.blob_id not in kept_ids:
                 starts.append(index.previous)
-        for ref, index in self._oldest_first(identity, starts, kept_ids):
-            self._delete_snapshot(identity, ref, index, live)
+        garbage = self._oldest_first(identity, starts, kept_ids)
+        return [error for found in garbage for error in self._delete_snapshot(identity, *found, live)]
 
     def _oldest_first(
         self, identity: StoreIdentity, starts: Sequence[BlobRef], kept: Collection[str]
@@ -192,32 +210,36 @@ class Cleaner:
 
     def _delete_snapshot(
         self, identity: StoreIdentity, ref: BlobRef, index: SnapshotIndex, live: Collection[str]
-    ) -> None:
+    ) -> list[StatemgrError]:
         own = store_prefix(identity)
         blobs = [b.blob_id for b in index.blobs() if b.blob_id not in live and b.blob_id.startswith(own)]
         identity.announce(Phase.DELETE_BLOBS)
-        _raise_first(self._transfer().delete_all(blobs).values())
+        refused = _refused(self._transfer().delete_all(blobs))
         identity.announce(Phase.DELETE_INDEX)
         if ref.blob_id.startswith(own):
-            _raise_first(self._transfer().delete_all([ref.blob_id]).values())
+            refused += _refused(self._transfer().delete_all([ref.blob_id]))
         self._catalogue.forget_index(ref.blob_id)
         self._note_gone(ref.blob_id)
+        return refused
 
     def _is_gone(self, blob_id: str) -> bool:
         with self._lock:
             return blob_id in self._gone
 
     def _note_gone(self, blob_id: str) -> None:
-        """Remember a deleted index, so that the next clean-ups do not ask for it."""
+        """Remember an index that is deleted, or left to garbage collection: the next clean-ups do not ask for it."""
         with self._lock:
             self._gone[blob_id] = None
             while len(self._gone) > _REMEMBERED:
                 del self._gone[next(iter(self._gone))]
 
 
-def _raise_first(errors: Collection[StatemgrError]) -> None:
-    for error in errors:
-        raise error
+def _refused(failed: Mapping[str, StatemgrError]) -> list[StatemgrError]:
+    """Why deletes failed that no retry helps. Raises: RetryableError, if there is another one."""
+    for error in failed.values():
+        if isinstance(error, RetryableError):
+            raise error
+    return [*failed.values()]
 
 
 def _nothing_is_deleted(identity: StoreIdentity, error: StatemgrError) -> None:
@@ -293,7 +315,7 @@ class SharedSegments:
             self._unneeded[blob_id] = self._monotonic()
 
     def delete(self, transfer: Callable[[], Transfer]) -> None:
-        """If it is time, delete the blobs that no store needs. Those that could not be deleted are tried again."""
+        """If it is time, delete the blobs that no store needs. Some of those that fail are tried again."""
         with self._lock:
             now, oldest = self._monotonic(), next(iter(self._unneeded.values()), None)
             is_many = len(self._unneeded) >= _MANY and not self._failed
@@ -309,4 +331,4 @@ class SharedSegments:
         finally:
             with self._lock:
                 self._failed = bool(failed)
-                self._unneeded = {**dict.fromkeys(failed, now), **self._unneeded}
+                self._unneeded = {**dict.fromkeys([*failed][-_MOST_UNDELETED:], now), **self._unneeded}

@@ -12,7 +12,7 @@ import pytest
 import statemgr.local.memory as memory
 import statemgr.local.rocksdb.store as rocksdb
 from statemgr import JobConfig, StateManager
-from statemgr.backends.blobs import segment_cache
+from statemgr.backends.blobs import clean_up, segment_cache
 from statemgr.backends.blobs.backup import BlobBackup
 from statemgr.backends.blobs.writer_state import WriterState
 from statemgr.engine import open_attempt
@@ -441,7 +441,8 @@ def test_scratch_after_a_failed_restore(kafka: KafkaServer, tmp_path: Path) -> N
 
 
 def test_evicted_and_read_again(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete that fails once is tried again, so that no garbage remains."""
+    """A delete that fails once is tried again after a while, so that no garbage remains."""
+    monkeypatch.setattr(clean_up, "_SECONDS", 0)
     config = config_of(kafka, tmp_path, task__checkpoint__retained=1)
     with StateManager(config) as manager:
         task = manager.open_task(TASK)

@@ -12,18 +12,31 @@ import pytest
 
 from statemgr.backends.blobs import catalogue, clean_up
 from statemgr.backends.blobs.clean_up import Cleaner, Needs, SharedSegments
-from statemgr.errors import UnavailableError
+from statemgr.blobs import open_raw_blob_store
+from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.errors import AccessDenied, UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local.machine import SystemClock
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef
 from statemgr.model.codecs import decode_chain, encode_chain
-from statemgr.ports import StoreIdentity
+from statemgr.ports import StoreIdentity, list_blobs
 from statemgr.testing import JobTester
 from tests import model_samples as sample
 
 _ONE, _OTHER = (StoreIdentity("orders", "1", f"Partition {number}", "totals") for number in range(2))
 _INDEX = BlobRef("index", 1, b"")
 _TASKS = 4
+_JOB: dict[str, object] = {
+    "job.name": "orders", "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+    "blob.store.uri": "s3://bucket/prefix", "stores.totals.type": "rocksdb",
+}  # fmt: skip
+#: Every third commit is a snapshot, and the blobs of the checkpoint before the current one can be deleted.
+_SHORT = {**_JOB, "task.checkpoint.retained": 1, "task.commit.snapshot.interval": "3 commits"}
+
+
+def _process(task: Any, message: Any) -> None:
+    task.store("totals").put(message.key(), os.urandom(3000))
 
 
 class Transfer:
@@ -53,6 +66,20 @@ def test_a_blob_that_could_not_be_deleted_is_tried_again() -> None:
         now += 3600
         _delete(shared, transfer)
     assert transfer.asked == [["blob"], ["blob"]]
+
+
+def test_only_some_blobs_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: where no blob can be deleted, what the process remembers and asks for does not grow."""
+    now, names = 0.0, {f"blob {number}": UnavailableError("away") for number in range(5)}
+    monkeypatch.setattr(clean_up, "_MOST_UNDELETED", 2)
+    shared, transfer = SharedSegments(lambda: now), Transfer(names)
+    for name in names:
+        shared.stored(name, _ONE, 1, {_ONE.task})
+    shared.retained({_ONE: [Needs((), _INDEX, 1)]})
+    for _ in range(2):
+        now += 3600
+        _delete(shared, transfer)
+    assert transfer.asked == [[*names], ["blob 3", "blob 4"]]
 
 
 def test_a_blob_is_deleted_when_no_task_may_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,14 +114,8 @@ def test_a_clean_up_asks_for_nothing_that_it_knows(monkeypatch: pytest.MonkeyPat
         chains += marker.blob is not None
         return read(self, identity, marker)
 
-    def process(task: Any, message: Any) -> None:
-        task.store("totals").put(message.key(), os.urandom(3000))
-
-    config = {
-        "job.name": "orders", "job.tasks": _TASKS, "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
-        "task.checkpoint.retained": 8, "blob.store.uri": "s3://bucket/prefix", "stores.totals.type": "rocksdb",
-    }  # fmt: skip
-    with monkeypatch.context() as patched, JobTester(config, process) as job:
+    config = {**_JOB, "job.tasks": _TASKS, "task.checkpoint.retained": 8}
+    with monkeypatch.context() as patched, JobTester(config, _process) as job:
         patched.setattr(catalogue, "_CHAINS", 2 * _TASKS)
         patched.setattr(catalogue.Catalogue, "_read_chain", counted)
         patched.setattr(CheckpointTopic, "read", None)
@@ -125,7 +146,7 @@ def _marker(segments: int) -> BlobMarker:
 
 def test_a_name_in_many_chains_is_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver has the names of all its tasks. They are not interned: Python 3.12.0 to 3.12.6 never forgets those."""
-    cleaner = Cleaner(lambda: Transfer(), Chains())  # type: ignore[arg-type,return-value]
+    cleaner = Cleaner(lambda: Transfer(), Chains(), lambda: 0.0)  # type: ignore[arg-type,return-value]
     with monkeypatch.context() as patched:
         patched.setattr(sys, "intern", None)
         for newest in (3, 4):
@@ -133,3 +154,44 @@ def test_a_name_in_many_chains_is_in_memory_once(monkeypatch: pytest.MonkeyPatch
             needs = cleaner.clean_up(replace(_ONE, store=""), {}, {_ONE.store: retained}, set())
     names = [name for one in needs[_ONE] for name in one.blobs]
     assert (len(names), len(set(names)), len(set(map(id, names)))) == (9, 4, 4)
+
+
+def test_a_segment_that_cannot_be_deleted_keeps_no_other_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blob with a legal hold stays. All other blobs that no checkpoint needs are deleted."""
+    delete, held = MemoryBlobStore.delete, list[str]()
+
+    def refuse_one(self: MemoryBlobStore, blob_id: str) -> None:
+        if not held and "/_segments/" in blob_id:
+            held.append(blob_id)
+        if blob_id in held:
+            raise AccessDenied("on hold", blob=blob_id)
+        delete(self, blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "delete", refuse_one)
+    with JobTester(_SHORT, _process) as job:
+        for number in range(30):
+            job.send("orders", key=f"{number}", value="")
+            job.commit()
+        blobs = [info.blob_id for info in list_blobs(open_raw_blob_store(job.config, SystemClock()), "")]
+    assert held[0] in blobs
+    assert sum(blob.endswith("/index") for blob in blobs) <= 3, "that of the checkpoint, and the next ones"
+    assert sum("/_segments/" in blob for blob in blobs) <= 7
+
+
+def test_a_commit_asks_for_few_blobs_where_none_may_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: it asks for those that it has evicted, and once a minute for some of the older ones."""
+    asked = list[str]()
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        asked.append(blob_id)
+        raise AccessDenied("no right to delete", blob=blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "delete", refuse)
+    monkeypatch.setattr(clean_up, "_MOST_UNDELETED", 10)
+    with JobTester(_SHORT, _process) as job:
+        for number in range(60):
+            job.send("orders", key=f"{number % 7}", value="")
+            job.advance(seconds=20)
+            job.commit()
+    assert len(set(asked)) > 60
+    assert len(asked) < len(set(asked)) + 20 * 11
