@@ -11,6 +11,7 @@ from functools import partial
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
 from statemgr.errors import FencedError, RetryableError, StatemgrError
+from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.opening.open_job import JobTopics, read_published
@@ -86,8 +87,8 @@ class JobCoordinator(Coordinator):
     ) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if not self._settled(commits):
-            for clean_up in self.clean_ups.values():
-                clean_up.retry_ttls()
+            with self._services.executors.pool("ttl", _PARALLELISM) as pool:
+                list(pool.map(CleanUp.retry_ttls, self.clean_ups.values()))
             follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
             with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
                 self._publish(commits, follow_up, batch, inputs)

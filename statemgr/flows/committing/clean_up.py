@@ -2,8 +2,8 @@
 
 Steps:
 
-1. remove the TTL of exactly the blobs that the published checkpoint added; a failure stays outstanding and is retried.
-   This also shows that each of them still exists
+1. remove the TTL of exactly the blobs that the published checkpoint added; a failure stays outstanding, and later
+   commits retry it, after longer and longer pauses. This also shows that each of them still exists
 2. delete the blobs that carried changes to the publisher, and the attachments of evicted checkpoints
 3. delete the blobs that only evicted checkpoints referenced, and their index last
 
@@ -15,6 +15,7 @@ more and that cannot be reached delays no commit: the next opening cleans up the
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.config.factories import BLOB_STORE
@@ -29,6 +30,8 @@ from statemgr.phases import Phase, announce
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
+#: Seconds of the longest pause before outstanding TTLs are tried again.
+_LONGEST_PAUSE_S = 60.0
 
 
 class CleanUp:
@@ -45,6 +48,8 @@ class CleanUp:
         self._task = task
         #: blob → time (epoch milliseconds) since which its TTL could not be removed
         self._outstanding: dict[str, int] = {}
+        #: outstanding TTLs are not tried before this time of the clock, and the pause (seconds) that led to it
+        self._retry_s, self._pause_s = -math.inf, 0.0
         self.damage = Damage(task)
         #: the newest markers that are not checked yet, because a dead owner may have left their blobs with a TTL, and
         #: whether each is the current checkpoint's
@@ -63,7 +68,7 @@ class CleanUp:
         return len(self._outstanding)
 
     def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
-        """Finish the clean-up of an owner that died; ``delete``: also step 3. :meth:`retry_ttls` retries failures."""
+        """Finish the clean-up of an owner that died; ``delete``: also step 3. The next commits retry failures."""
         if record is None:
             return
         current = record.current
@@ -114,19 +119,18 @@ class CleanUp:
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
     def retry_ttls(self) -> None:
-        """Before a commit: try again to remove outstanding TTLs.
+        """Before a commit: try again to remove outstanding TTLs if the commit would be refused because of them.
 
         Raises: RetryableError if a TTL has been outstanding for a third of its time, if there are so many that the
         record would grow too large, or if the additions of a dead owner's last commit cannot be read yet.
         """
         self._read_added()
-        self._remove_ttls(())
-        if not self._outstanding:
-            return
-        blob, since = min(self._outstanding.items(), key=lambda item: item[1])
-        age_ms = self._now_ms() - since
-        is_late = age_ms > self._services.config.ttl_days * DAY_MS // 3 and BLOB_STORE not in self.skipped
-        if is_late or len(self._outstanding) >= MOST_OUTSTANDING:
+        if self._is_at_limit():
+            self._retry_s = -math.inf
+            self._remove_ttls(())
+        if self._is_at_limit():
+            blob, since = min(self._outstanding.items(), key=lambda item: item[1])
+            age_ms = self._now_ms() - since
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
                 hint="allow this user to delete object tags (s3:DeleteObjectTagging); otherwise the blobs expire",
@@ -134,6 +138,14 @@ class CleanUp:
                 task=self._task,
                 blob=blob,
             )
+
+    def _is_at_limit(self) -> bool:
+        """Whether outstanding TTLs are so old or so many that no commit may follow."""
+        if not self._outstanding:
+            return False
+        age_ms = self._now_ms() - min(self._outstanding.values())
+        is_late = age_ms > self._services.config.ttl_days * DAY_MS // 3 and BLOB_STORE not in self.skipped
+        return is_late or len(self._outstanding) >= MOST_OUTSTANDING
 
     def _skip_unreachable(self, factory: str, error: StatemgrError) -> None:
         """Skip a backend that no commit feeds and that cannot be reached. Raises: the error, for any other backend."""
@@ -172,30 +184,35 @@ class CleanUp:
             log.warning(what, self._task, factory, store, why)
 
     def _remove_ttls(self, added: Iterable[str]) -> set[str]:
-        """Remove TTLs. Returns: the blobs that do not exist."""
-        wanted = list(dict.fromkeys([*self._outstanding, *added]))
+        """Remove the TTLs of ``added``, and outstanding ones if it is time. Returns: the blobs that do not exist."""
+        now_s = self._services.clock.monotonic()
+        is_due = now_s >= self._retry_s
+        wanted = dict.fromkeys([*(self._outstanding if is_due else ()), *added])
         if wanted and self._services.config.blob_uri is None:
             what = "%s: the job no longer uses a blob store, and %d blobs of its checkpoints expire there"
             log.warning(what, self._task, len(wanted))
-            self._outstanding, wanted = {}, []
+            self._outstanding, wanted = {}, {}
         if not wanted or (BLOB_STORE in self.skipped and not added):
             return set()
-        failed = self._services.transfer().remove_ttl_all(wanted)
+        problems = dict(self._services.transfer().remove_ttl_all(wanted))
+        gone = [blob for blob, error in problems.items() if isinstance(error, MissingBlob)]
+        for blob in gone:
+            log.warning("%s: %s disappeared before its TTL was removed", self._task, blob)
+            self.damage.suspect()
+            del problems[blob]
+        untried = {blob: since for blob, since in self._outstanding.items() if blob not in wanted}
         now = self._now_ms()
-        kept, gone = {}, set()
-        for blob, error in failed.items():
-            if isinstance(error, MissingBlob):
-                log.warning("%s: %s disappeared before its TTL was removed", self._task, blob)
-                gone.add(blob)
-                self.damage.suspect()
-                continue
-            kept[blob] = self._outstanding.get(blob, now)
-            what = "%s: the TTL of %s could not be removed; the next commit tries again: %s"
-            log.warning(what, self._task, blob, error)
+        self._outstanding = untried | {blob: self._outstanding.get(blob, now) for blob in problems}
+        if is_due:
+            self._pause_s = min(2 * self._pause_s + 1, _LONGEST_PAUSE_S) if problems else 0.0
+            self._retry_s = now_s + self._pause_s
+        for blob, error in [*problems.items()][:1]:
+            what = "%s: the TTL of %s could not be removed, which a later commit tries again; %s: %s"
+            log.warning(what, self._task, counted(len(problems), "blob"), blob, error)
+        for error in problems.values():
             if isinstance(error, RetryableError) and BLOB_STORE not in self._services.fed:
                 self._skip_unreachable(BLOB_STORE, error)
-        self._outstanding = kept
-        return gone
+        return set(gone)
 
     def _now_ms(self) -> int:
         return self._services.clock.time_ns() // 1_000_000

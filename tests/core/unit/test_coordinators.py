@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from statemgr.blobs import open_raw_blob_store
+from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.errors import FencedError, InvalidError
+from statemgr.errors import AccessDenied, FencedError, InvalidError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
@@ -74,6 +75,48 @@ def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: p
         epoch = epoch.after_publish()
         manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=checkpoints) for name in NAMES])
         assert not with_ttl(servers)
+
+
+def test_a_ttl_that_cannot_be_removed_costs_few_requests(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Protocol 8, invariant 13: a commit tries its own blobs, and all others after longer and longer pauses. It logs
+    one line. None is forgotten."""
+    asked = list[str]()
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        asked.append(blob_id)
+        raise AccessDenied("no right to delete tags", blob=blob_id)
+
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+
+        def commit(number: int) -> None:
+            caplog.clear()
+            servers.clock.advance(10)
+            task.store("totals").put(b"k", b"%d" % number)
+            task.commit({"orders-0": number})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+            for number in range(50):
+                commit(number)
+                assert caplog.text.count("could not be removed") == 1
+        assert len(set(asked)) >= 50
+        assert len(asked) < 10 * len(set(asked))
+        for number in range(50, 57):
+            commit(number)
+        assert not with_ttl(servers)
+
+
+def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish does not wait for one task after the other."""
+    together = threading.Barrier(len(NAMES))
+    monkeypatch.setattr(CleanUp, "retry_ttls", lambda _: together.wait(30))
+    publish_first(servers)
+    assert not together.broken
 
 
 def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
