@@ -207,9 +207,11 @@ class UpkeepThread:
         turns: list[Turn] = []
         self._try("the orders to check blobs", lambda: turns.append(self._upkeep.turn()))
         for turn in turns:
-            looks = [(task, partial(owner.look, task, turn)) for owner in self._owners() for task in owner.clean_ups]
-            if [task for task, look in looks if not self._try(task, look)]:
-                self._upkeep.repeat(turn)
+            looks = [(task, owner.look) for owner in self._owners() for task in owner.clean_ups]
+            for task, look_at in looks:
+                of_task = self._upkeep.of_task(task, turn)
+                if not self._try(task, partial(look_at, task, of_task)):
+                    self._upkeep.repeat(task, of_task)
 
     def close(self) -> None:
         """Stop. Nobody waits for a look in progress."""

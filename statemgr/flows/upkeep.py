@@ -8,7 +8,8 @@ Steps of a look, for the tasks of one process:
 2. read the orders to check blobs that ``statemgr snapshots verify --repair`` has left in the blob store: one LIST
 3. check the blobs whose turn it is, and those that an order names. A task has its turn once an hour, and each of its
    blobs once a day, so that its indexes are not read in each look. Small blobs and indexes are read whole, and so are
-   those of an order; of the others, only the existence is checked
+   those of an order; of the others, only the existence is checked. What cannot be checked is tried again in the next
+   looks, for an hour
 4. if something is damaged but the checkpoint is no longer the current one, look again: a clean-up may have deleted the
    blob
 """
@@ -76,6 +77,8 @@ class Upkeep:
         self._services = services
         self._looked_s = services.clock.monotonic()
         self._orders: set[str] = set()
+        #: task → its turn that failed
+        self._failed: dict[str, Turn] = {}
 
     def turn(self) -> Turn:
         """The blobs whose turn it is now, with the new orders (step 2). Raises: UnavailableError, AccessDenied."""
@@ -83,10 +86,16 @@ class Upkeep:
         self._looked_s = turn.end_s
         return turn
 
-    def repeat(self, turn: Turn) -> None:
-        """Let the next turn include one that failed, and its orders."""
-        self._looked_s = turn.begin_s
-        self._orders.clear()
+    def of_task(self, task: str, turn: Turn) -> Turn:
+        """A turn, with the one before if that failed for this task. After an hour of failures, without."""
+        failed = self._failed.pop(task, turn)
+        if turn.begin_s - failed.begin_s > _HOUR_S:
+            return turn
+        return Turn(failed.begin_s, turn.end_s, failed.ordered | turn.ordered)
+
+    def repeat(self, task: str, turn: Turn) -> None:
+        """Let the task's next turn include one that failed, and its orders."""
+        self._failed[task] = turn
 
     def _ordered(self) -> frozenset[str]:
         if self._services.config.blob_uri is None:
@@ -102,7 +111,7 @@ class Upkeep:
 def look(services: Services, task: str, current: Callable[[], Checkpoint | None], turn: Turn) -> Found | None:
     """Steps 1, 3 and 4 for one task. Returns: None if it published too fast to be sure about what is damaged.
 
-    Raises: UnavailableError, AccessDenied.
+    Raises: UnavailableError, AccessDenied: nothing that could be checked is damaged.
     """
     for _ in range(_TRIES):
         checkpoint = current()
@@ -184,10 +193,11 @@ def _damaged_blobs(services: Services, task: str, checkpoint: Checkpoint, turn: 
     }
     absent = transfer.absent(ref.blob_id for ref in users if ref not in set(whole))
     failed |= {ref: absent[ref.blob_id] for ref in users if ref.blob_id in absent}
-    for ref, problem in failed.items():
-        if not isinstance(problem, MissingError | CorruptError):
-            raise problem
+    damaged = {ref: problem for ref, problem in failed.items() if isinstance(problem, MissingError | CorruptError)}
+    for ref, problem in damaged.items():
         found |= dict.fromkeys(users[ref], f"{ref.blob_id}: {problem.message}")
+    for problem in failed.values() if not found else ():  # damage is reported, whatever else could not be checked
+        raise problem
     return found
 
 

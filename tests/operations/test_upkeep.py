@@ -130,9 +130,10 @@ def test_orders_that_are_none_are_ignored(kafka: KafkaServer, tmp_path: Path, ca
         assert turn.ordered - {""} == {"x/1", "y/2"}
         assert caplog.text.count("was ignored") == 1
         assert not looking.turn().ordered
-        looking.repeat(turn)  # a blob could not be read
-        assert looking.turn().ordered == turn.ordered
-        assert looking.turn().begin_s > turn.begin_s
+        looking.repeat(TASK, turn)  # a blob could not be read
+        again = looking.of_task(TASK, looking.turn())
+        assert (again.begin_s, again.ordered) == (turn.begin_s, turn.ordered)
+        assert not looking.of_task("Partition 1", looking.turn()).ordered
         (order,) = (path for path in (tmp_path / "blobs").rglob("_repair/[0-9]*"))
         os.utime(order, (1, 1))  # where nothing expires by itself, a collection deletes it
         CliRunner().invoke(cli, ["gc", "-c", str(tmp_path / "job.toml"), "--allow-no-checkpoints", "--write"])

@@ -1,11 +1,21 @@
-"""Which blobs have their turn in a look."""
+"""Which blobs have their turn in a look, and what becomes of those that cannot be checked."""
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from statemgr.flows.upkeep import Turn
-from statemgr.model.checkpoint import BlobRef
+from statemgr.config import JobConfig
+from statemgr.engine.coordinator import LOOK_S, UpkeepThread
+from statemgr.errors import AccessDenied, MissingBlob
+from statemgr.flows.upkeep import Turn, look
+from statemgr.ids import IdSource
+from statemgr.model.checkpoint import BlobMarker, BlobRef
+from statemgr.wiring import open_services
+from tests.blob_faults import ManualClock
 
 NAMES = [f"orders/1/Partition_0/totals/{number}/index" for number in range(500)]
 TASKS = [f"Partition {number}" for number in range(3)]
@@ -48,3 +58,63 @@ def test_an_order_comes_before_its_turn_and_is_read_whole() -> None:
     assert not any(map(named, NAMES))
     assert turn.reads(BlobRef("large", 1 << 40, b""), 1 << 40)
     assert not turn.reads(BlobRef("other", 1 << 40, b""), 1 << 40)
+
+
+class Owner:
+    """Two tasks that ask for their blobs. ``refused``: a blob of the first one that cannot be checked."""
+
+    def __init__(self, refused: str | None) -> None:
+        self.clean_ups = dict.fromkeys(TASKS[:2])
+        self.asked: Counter[str] = Counter()
+        self._refused = refused
+
+    def look(self, task: str, turn: Turn) -> None:
+        has_turn = turn.of(task)
+        due = [name for name in NAMES if has_turn is not None and has_turn(name)]
+        self.asked.update(f"{task}/{name}" for name in due)
+        if task == TASKS[0] and self._refused in due:
+            raise AccessDenied("no right to read", blob=self._refused)
+
+
+def looked_at(refused: str | None) -> Counter[str]:
+    """Return how often each blob was asked for in two days."""
+    clock, owner = ManualClock(), Owner(refused)
+    services = open_services(JobConfig.from_mapping({"job.name": "orders"}), clock, IdSource(clock.time_ns, str))
+    topics: Any = SimpleNamespace(look=lambda: None)
+    upkeep = UpkeepThread(services, topics, lambda: [owner])  # type: ignore[list-item]
+    for _ in range(int(2 * DAY_S / LOOK_S)):
+        clock.now += LOOK_S
+        upkeep.look()
+    services.close()
+    return owner.asked
+
+
+def test_a_blob_that_cannot_be_checked_costs_few_requests() -> None:
+    """Its task tries it for an hour, and again in its next turn. Other tasks ask for theirs as often as ever."""
+    faultless, found = looked_at(None), looked_at(NAMES[7])
+    of_other = [f"{TASKS[1]}/{name}" for name in NAMES]
+    assert {name: found[name] for name in of_other} == {name: faultless[name] for name in of_other}
+    assert set(faultless.values()) == {2}
+    assert found[f"{TASKS[0]}/{NAMES[7]}"] > 100
+    assert all(found[name] >= 2 for name in faultless)
+    assert sum(found[f"{TASKS[0]}/{name}"] for name in NAMES) < 12 * len(NAMES)
+
+
+def test_damage_is_found_next_to_a_blob_that_cannot_be_checked() -> None:
+    """The answer for one blob does not hide what is known of the others."""
+    refs = [BlobRef(name, 1, b"") for name in ("refused", "missing")]
+    failed = {refs[0]: AccessDenied("no right to read"), refs[1]: MissingBlob("it does not exist")}
+    services: Any = SimpleNamespace(
+        config=SimpleNamespace(stores={"totals": SimpleNamespace(backup_factories=["blob-store"])}),
+        identity=lambda *of: of,
+        backup_manager=lambda _: SimpleNamespace(needed=lambda *_: [(ref, 1) for ref in failed]),
+        transfer=lambda: SimpleNamespace(for_each=lambda *_: failed, absent=lambda _: {}),
+    )
+    checkpoint: Any = SimpleNamespace(marker=lambda *_: BlobMarker(inline=b""))
+    turn = Turn(0.0, 0.0, frozenset(ref.blob_id for ref in refs))
+    assert look(services, TASKS[0], lambda: checkpoint, turn) == {
+        ("blob-store", "totals"): "missing: it does not exist"
+    }
+    del failed[refs[1]]
+    with pytest.raises(AccessDenied):
+        look(services, TASKS[0], lambda: checkpoint, turn)
