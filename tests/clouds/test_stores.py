@@ -494,6 +494,55 @@ def test_an_answer_of_something_else_is_a_typed_error(monkeypatch: pytest.Monkey
             blobs._delete_together(["a", "b"])
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "gives_up"),
+    [
+        (405, "UnsupportedHttpVerb", True),
+        (501, "", True),
+        (404, "", True),
+        (401, "InvalidAuthenticationInfo", False),
+        (403, "AuthorizationFailure", False),
+        (400, "InvalidInput", False),
+    ],
+)
+@pytest.mark.parametrize("kind", [gcs.GcsBlobStore, AzureBlobStore])
+def test_only_a_server_without_batches_is_sent_none(
+    kind: type[CloudBlobStore], status: int, code: str, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal that has another cause is over some time. The blobs that it concerns are deleted one by one."""
+    meaning = gcs.meaning if kind is gcs.GcsBlobStore else azure.meaning
+    http = Http("the cloud", 1, SystemClock(), meaning, {})
+    blobs = kind(http, "http://x", "b", "", clock=SystemClock(), own="j/", ttl_days=1)  # type: ignore[call-arg]
+    sent, names = list[str](), ["a", "b", "c"]
+
+    def ask(method: str, *_: object, what: str, **__: object) -> Answer:
+        sent.append(method)
+        if method == "POST":
+            raise meaning(Answer(status, {"x-ms-error-code": code}, b""), what, {})
+        return Answer(204, {}, b"")
+
+    monkeypatch.setattr(http, "ask", ask)
+    for _ in range(2):
+        assert blobs.delete_many(names) == {}
+    one_by_one = ["DELETE"] * len(names)
+    assert sent == ["POST", *one_by_one, *([] if gives_up else ["POST"]), *one_by_one]
+
+
+def test_deletes_that_are_refused_one_by_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no delete is allowed, that is one error, and nobody tries each blob."""
+    http, sent = Http("the cloud", 1, SystemClock(), gcs.meaning, {}), list[str]()
+    blobs = gcs.GcsBlobStore(http, "http://x", "b", "", clock=SystemClock(), own="j/", ttl_days=1)
+
+    def ask(method: str, *_: object, **__: object) -> Answer:
+        sent.append(method)
+        raise AccessDenied("403")
+
+    monkeypatch.setattr(http, "ask", ask)
+    with pytest.raises(AccessDenied):
+        blobs.delete_many(["a", "b", "c"])
+    assert sent == ["POST", "DELETE"]
+
+
 def test_the_servers_time_does_not_leap_when_work_is_given_up() -> None:
     """A deadline then leaps, and the clock that TTLs come from does not."""
     clock = SystemClock()

@@ -15,6 +15,7 @@ import base64
 import hashlib
 import io
 import os
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -23,7 +24,7 @@ from typing import IO, Any, ClassVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from statemgr.blobs.clouds.azure_credentials import KEYS_HINT, SharedKey, Signature, Token, connection, secrets_of
-from statemgr.blobs.clouds.http import Answer, Damaged, Http, batch, batch_answers
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces
 from statemgr.blobs.connections import hide
 from statemgr.blobs.names import BlobExists, unique_name
@@ -302,6 +303,8 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = f"{_ACTION}{_RIGHTS[what]}" if code.startswith("AuthorizationPermission") else None
         hint = f"grant this identity the role in docs/security.md, or {KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **told)
+    if status in (405, 501) or re.search(r"Unsupported|Not(Yet)?Supported", code):
+        return Lacking(text, **told)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **told)
     if status == 404:

@@ -27,7 +27,7 @@ import google.auth.exceptions
 import google.auth.transport.urllib3
 import google_crc32c
 
-from statemgr.blobs.clouds.http import Answer, Damaged, Http, batch, batch_answers
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
@@ -324,6 +324,8 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
     code, message = _reason(answer)
     text = f"GCS answered {answer.status} {code}: {message}".rstrip(": ")
     status = answer.status
+    if status in (405, 501):
+        return Lacking(text, **where)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **where)
     if status == 401:

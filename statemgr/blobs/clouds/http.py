@@ -41,6 +41,10 @@ class Damaged(UnavailableError):
     """The server refused a body that does not match its checksum. A retry may succeed."""
 
 
+class Lacking(InvalidError):
+    """The server does not have this kind of request."""
+
+
 class Credentials(Protocol):
     """Signs requests. Raises: AccessDenied without credentials, UnavailableError if their service does not answer."""
 

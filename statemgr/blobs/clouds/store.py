@@ -18,7 +18,7 @@ from typing import IO, ClassVar, Protocol
 from urllib.parse import quote
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
-from statemgr.blobs.clouds.http import Answer, Damaged, Http
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking
 from statemgr.blobs.names import check_blob_id, delete_each, unique_name
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, Body, UnfinishedUpload
@@ -160,7 +160,10 @@ class CloudBlobStore(ABC):
             self._http.ask("DELETE", self._url(self._key(blob_id)), what="delete", accept=(200, 202, 204), blob=blob_id)
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
-        """Deletes as many as the service takes with one request; one by one if the server has only that."""
+        """Deletes as many as the service takes with one request; one by one if the server has only that, or refuses.
+
+        Raises: AccessDenied if it refuses one alone, too.
+        """
         failed: dict[str, StatemgrError] = {}
         for start in range(0, len(blob_ids), self.most_deletes):
             chunk = blob_ids[start : start + self.most_deletes]
@@ -168,9 +171,11 @@ class CloudBlobStore(ABC):
             if self._deletes_many and len(chunk) > 1:
                 try:
                     answers = self._delete_together([self._key(blob_id) for blob_id in chunk])
-                except (InvalidError, AccessDenied, MissingBlob):
-                    # emulators and proxies lack it in many ways; the deletes themselves say whether a right is missing
-                    self._deletes_many = False
+                except (InvalidError, AccessDenied, MissingBlob) as refusal:
+                    self.delete(chunk[0])  # tells whether a right is missing
+                    chunk = chunk[1:]
+                    if isinstance(refusal, Lacking | MissingBlob):  # an emulator or a proxy without batches
+                        self._deletes_many = False
             if answers is None:
                 failed |= delete_each(chunk, self.delete)
                 continue
