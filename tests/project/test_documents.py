@@ -50,6 +50,7 @@ def all_tables() -> dict[str, dict[str, tuple[str, list[str]]]]:
     return tables("invariants.md") | tables("scenarios.md")
 
 
+@cache
 def cases_in(path: Path) -> dict[str, str]:
     """Return the tests of a file, each as the last part of its node ID, with their docstrings. Nothing is imported."""
     found: dict[str, str] = {}
@@ -86,6 +87,7 @@ def numbers(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.xdist_group("documents")  # both read all tests
 def test_every_test_that_the_pages_name_exists() -> None:
     """A page that names a renamed or removed test fails here."""
     known = {f"{path.relative_to(ROOT).as_posix()}::{name}" for path in TESTS for name in cases_in(path)}
@@ -134,6 +136,7 @@ def test_every_number_that_a_test_names_is_on_a_page() -> None:
     assert {table for table, _ in seen} == set(_NAMES), "nothing was found: the docstrings are written otherwise"
 
 
+@pytest.mark.xdist_group("documents")
 def test_every_scenario_is_what_one_of_its_tests_says_it_is_about() -> None:
     """Each scenario's row lists at least one test whose docstring names the scenario."""
     by_test = {
