@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from concurrent.futures import Future
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+import pytest
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -20,6 +32,7 @@ from statemgr.ids import CheckpointId
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from statemgr.testing.memory_admin import MemoryAdmin
 from tests.servers import KafkaServer
 
 #: Settings of a topic that the broker compacts as soon as its segments are full.
@@ -242,3 +255,28 @@ def _deleted(admin: AdminClient, before: TopicPartition) -> bool:
             raise
         return False
     return True
+
+
+def coordinator_moves(
+    monkeypatch: pytest.MonkeyPatch, method: str, code: int, times: float, *, in_answer: bool = False
+) -> None:
+    """Let the admin clients of brokers in memory answer a question about a group with an error, this many times.
+
+    Args:
+        in_answer: the error is that of a partition in the answer.
+    """
+    real, calls = getattr(MemoryAdmin, method), count()
+
+    def answer(self: MemoryAdmin, asked: Any, **options: Any) -> Any:
+        if next(calls) >= times:
+            return real(self, asked, **options)
+        found: Future[Any] = Future()
+        if in_answer:
+            place = SimpleNamespace(topic="rows", partition=0, offset=OFFSET_INVALID, error=KafkaError(code))
+            found.set_result(SimpleNamespace(topic_partitions=[place]))
+        else:
+            found.set_exception(KafkaException(KafkaError(code)))
+        (group,) = asked
+        return {getattr(group, "group_id", group): found}
+
+    monkeypatch.setattr(MemoryAdmin, method, answer)

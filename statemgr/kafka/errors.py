@@ -68,6 +68,13 @@ _LEADERLESS = {
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
+#: Answers about a consumer group: its coordinator moves or reads its offsets, or a transaction with them is open.
+_NOT_YET = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+}
 #: The brokers have forgotten the producer, because nobody used its transactional ID for a long time.
 FORGOTTEN = {KafkaError.INVALID_PRODUCER_ID_MAPPING, KafkaError.UNKNOWN_PRODUCER_ID}
 #: The client reports these for records whose transaction has already failed.
@@ -323,8 +330,8 @@ def is_unreachable(error: KafkaError) -> bool:
 
 
 def may_pass(error: KafkaError) -> bool:
-    """Whether the caller may ask again: no broker was reached, or the partition's leader is moving."""
-    return is_unreachable(error) or error.code() in _LEADERLESS
+    """Whether the caller may ask again: no broker was reached, or a leader or a group's coordinator is moving."""
+    return is_unreachable(error) or error.code() in _LEADERLESS | _NOT_YET
 
 
 def is_damaged(error: KafkaError) -> bool:

@@ -126,12 +126,19 @@ class TopicMetadata:
     def committed(self, group: str) -> dict[str, int]:
         """Source partition (``orders-0``) → the next offset, as a consumer group has committed it.
 
-        Raises: UnavailableError, AccessDenied.
+        Raises: UnavailableError, RetryableError, AccessDenied.
         """
+        # the next request crashes the client if the group's coordinator is moving; this one waits (librdkafka #5040)
+        self.ask(
+            "describing a consumer group",
+            lambda: self.client.describe_consumer_groups([group], request_timeout=REQUEST_S),
+            group=group,
+        )
         asked = [ConsumerGroupTopicPartitions(group)]
         answer = self.ask(
             "reading the offsets of a consumer group",
             lambda: self.client.list_consumer_group_offsets(asked, require_stable=True, request_timeout=REQUEST_S),
+            failed=lambda found: next((p.error for p in found.topic_partitions or () if p.error is not None), None),
             group=group,
         )[group]
         return {f"{p.topic}-{p.partition}": p.offset for p in answer.topic_partitions or () if p.offset >= 0}
@@ -289,11 +296,14 @@ class TopicMetadata:
         request: Callable[[], Mapping[K, Future[V]]],
         *,
         missing_is_none: bool = False,
+        failed: Callable[[V], KafkaError | None] = lambda answer: None,
         **where: str | int,
     ) -> dict[K, V]:
         """Ask until there is an answer or the deadline has passed.
 
-        ``missing_is_none``: leave out what the brokers do not know instead of raising MissingState.
+        Args:
+            missing_is_none: leave out what the brokers do not know instead of raising MissingState.
+            failed: the error in an answer that is none.
         """
         deadline = self._deadline()
         asked: object = None
@@ -304,7 +314,10 @@ class TopicMetadata:
                 for name, future in request().items():
                     asked = name
                     try:
-                        answers[name] = self._result(future, deadline, doing)
+                        answer = self._result(future, deadline, doing)
+                        if (refusal := failed(answer)) is not None:
+                            raise KafkaException(refusal)
+                        answers[name] = answer
                     except KafkaException as error:
                         if not (missing_is_none and error.args[0].code() in MISSING):
                             raise

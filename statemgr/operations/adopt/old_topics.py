@@ -16,7 +16,7 @@ from statemgr.config.job import CHECKPOINTS
 from statemgr.errors import CorruptRecord
 from statemgr.ids import topic_name
 from statemgr.kafka.clients import REQUEST_S
-from statemgr.kafka.errors import translate
+from statemgr.kafka.errors import may_pass, translate
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
 from statemgr.operations.adopt.origins import OldRecord
@@ -148,6 +148,7 @@ class OldTopics:
         (answer,) = self.metadata.ask(
             "asking whether a consumer group has members",
             lambda: client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S),
+            failed=_not_yet,
             group=group,
         )[group].topic_partitions
         error = answer.error
@@ -191,6 +192,12 @@ class OldTopics:
         """
         for batch in self._reader.read(topic, partition, start, end):
             yield _keys(batch, topic, partition), [*map(Message.value, batch)], offset_of(batch[-1]) + 1
+
+
+def _not_yet(found: ConsumerGroupTopicPartitions) -> KafkaError | None:
+    """The error in an answer about one partition of a group, if the question should be put again."""
+    (answer,) = found.topic_partitions
+    return answer.error if answer.error is not None and may_pass(answer.error) else None
 
 
 def _keys(batch: Sequence[Message], topic: str, partition: int) -> list[bytes]:

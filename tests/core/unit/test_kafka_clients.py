@@ -38,9 +38,9 @@ from statemgr.kafka.transactions.producer import TransactionalProducer
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.local.machine import SystemClock, system_ids
 from statemgr.testing.memory_clients import served
-from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_kafka import Group, MemoryBroker
 from tests.blob_faults import ManualClock
-from tests.kafka_jobs import wait_until
+from tests.kafka_jobs import coordinator_moves, wait_until
 
 _SECRET = "correct-horse-battery"
 #: Refusals that mean a missing right, which the error names.
@@ -115,6 +115,45 @@ def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[St
 def test_a_question_to_a_leader_that_moves_is_put_again(code: int, passes: bool) -> None:
     """FAULT 15: a new or moved partition briefly has no leader, and this must not make a job fail."""
     assert may_pass(KafkaError(code)) is passes
+
+
+#: Why a broker does not say yet what a group has committed.
+NOT_YET = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+)
+
+
+@pytest.mark.parametrize("code", NOT_YET)
+@pytest.mark.parametrize(
+    ("method", "in_answer"),
+    [
+        ("describe_consumer_groups", False),
+        ("list_consumer_group_offsets", False),
+        ("list_consumer_group_offsets", True),
+    ],
+)
+def test_a_group_is_asked_again_while_its_coordinator_moves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, in_answer: bool, code: int
+) -> None:
+    """A group whose coordinator is not ready yet has offsets: the question is put again for 30 s, and then fails."""
+    broker, clock = MemoryBroker(), ManualClock()
+    config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": "memory:moving"})
+    broker.create("rows", 1, {})
+    broker.groups["old"] = Group(offsets={("rows", 0): 5})
+    caplog.set_level("INFO")
+    with served(broker, "memory:moving"), TopicMetadata(config, clock) as metadata:
+        with monkeypatch.context() as patch:
+            coordinator_moves(patch, method, code, 30, in_answer=in_answer)
+            assert metadata.committed("old") == {"rows-0": 5}
+        assert sum("waiting for Kafka" in line for line in caplog.messages) == 1
+        coordinator_moves(monkeypatch, method, code, float("inf"), in_answer=in_answer)
+        begun = clock.now
+        with pytest.raises(RetryableError, match="a consumer group"):
+            metadata.committed("old")
+        assert 30 <= clock.now - begun < 31
 
 
 def test_a_time_out_after_a_refusal_is_a_refusal() -> None:
