@@ -16,7 +16,7 @@ from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.offers import prepare_adoption
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.opening.opening_checks import remember_published
-from statemgr.flows.opening.repair import GivesWay, can_repair, prepare_repair
+from statemgr.flows.opening.repair import GivesWay, can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
@@ -123,7 +123,8 @@ class TaskCoordinator(Coordinator):
         if record is None or not offers:
             return
         try:
-            adoption = prepare_adoption(self._services, offers, record, base, together=False)
+            attachments = repeated_attachments(record.current)
+            adoption = prepare_adoption(self._services, offers, record, base, attachments=attachments, together=False)
             if adoption is None:
                 return
             commit = adoption.commit
@@ -176,7 +177,8 @@ class TaskCoordinator(Coordinator):
         try:
             for store in {store for _, store in base.refill}:
                 self._stores[store].copy_published()
-            base, prepared = prepare_repair(self._services, record, base, check=give_way)
+            attachments = repeated_attachments(record.current)
+            base, prepared = prepare_repair(self._services, record, base, attachments=attachments, check=give_way)
         except GivesWay:
             return False
         repeated = FrozenCommit(prepared.attempt, base, prepared.input_offsets, {})

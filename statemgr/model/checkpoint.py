@@ -88,9 +88,10 @@ Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
-#: Name of an attachment of a checkpoint that repeats another one. It has the sequence number under which the output was
-#: first published.
+#: Name of an attachment of a checkpoint that repeats another one: the sequence number of the publish that it repeats.
 SEQUENCE = "sequence"
+#: The sequence number of a job's first publish. For an adopted job, that is the adoption.
+FIRST = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,10 @@ class Checkpoint:
 
     @property
     def output_sequence(self) -> int:
-        """The sequence number of the publish that first had the attachments, which this one may repeat."""
+        """The sequence number of the publish that this one repeats; its own if it repeats none.
+
+        A repeated checkpoint says so if it has output, or if it repeats the first publish of the job.
+        """
         noted = next((a.inline for a in self.attachments if a.name == SEQUENCE and a.inline), None)
         return int(noted) if noted is not None else self.sequence
 

@@ -15,13 +15,11 @@ from contextlib import closing, suppress
 from statemgr.errors import AccessDenied, MissingError, PermissionNeeded
 from statemgr.ids import task_index
 from statemgr.kafka.metadata import TopicMetadata
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import FIRST, Checkpoint
 from statemgr.model.jobs.adopted_job import AdoptedJob
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
-#: The sequence number of an adoption's checkpoints: they are the first ones of the job.
-FIRST = 1
 #: What an old job has done: the partition of an input whose offset has moved (None: a topic that only the old job
 #: writes has grown), and the end of a sentence about it.
 Step = tuple[int | None, str]
@@ -30,7 +28,8 @@ Step = tuple[int | None, str]
 def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
     """What the old job has done since its adoption.
 
-    The new job may be in the old one's consumer group. Then its own commits move the offsets, too.
+    The new job may be in the old one's consumer group. Then its own commits move the offsets, too. The offsets that it
+    began with are none of this.
 
     Raises: UnavailableError, AccessDenied.
     """
@@ -41,7 +40,7 @@ def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
     moved: list[Step] = [
         (_partition(source), f"the old job has gone on to offset {offset} of {source}")
         for source, offset in sorted(now.items())
-        if offset != adopted.committed.get(source)
+        if offset not in _begins(adopted, source)
     ]
     there = metadata.describe(sorted({place.rpartition("-")[0] for place in adopted.ends}))
     for place, end in sorted(adopted.ends.items()):
@@ -51,14 +50,24 @@ def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
     return moved
 
 
-def certain(moved: Sequence[Step], tasks: Collection[int]) -> str | None:
-    """The first of :func:`gone_on` that the old job has certainly done, if ``tasks`` have not committed since."""
-    return next((text for partition, text in moved if partition is None or partition in tasks), None)
+def certain(moved: Sequence[Step], tasks: Collection[int], of: int) -> str | None:
+    """The first of :func:`gone_on` that the old job has certainly done, if ``tasks`` have not committed since.
+
+    Args:
+        of: the number of all tasks. Partition 3 of an input belongs to task 1 of 2.
+    """
+    return next((text for partition, text in moved if partition is None or partition % of in tasks), None)
 
 
 def title(adopted: AdoptedJob) -> str:
     """The old job, for a message."""
     return f"job {adopted.job} ({adopted.origin})" if adopted.job is not None else f"changelogs ({adopted.origin})"
+
+
+def _begins(adopted: AdoptedJob, source: str) -> tuple[int, int]:
+    """The offset of the old job's group at the adoption, and that of the new job."""
+    committed = adopted.committed.get(source, adopted.given.get(source, 0))
+    return committed, adopted.given.get(source, committed)
 
 
 def _partition(place: str) -> int:
@@ -76,14 +85,16 @@ class OldJobWatch:
     def check(self, adopted: AdoptedJob, task: str, checkpoint: Checkpoint | None) -> None:
         """Look once in a process, unless the task has committed since its adoption.
 
+        A rollback to the adoption, or a repair of its backups, is no such commit.
+
         Raises: PermissionNeeded if the old job has gone on; UnavailableError.
         """
-        if checkpoint is None or checkpoint.sequence != FIRST:
+        if checkpoint is None or checkpoint.output_sequence != FIRST:
             return
         with self._lock:
             if self._moved is None:
                 self._moved = self._look(adopted)
-            problem = certain(self._moved, {task_index(task)})
+            problem = certain(self._moved, {task_index(task)}, self._services.config.tasks)
         if problem is not None:
             raise PermissionNeeded(
                 f"since this job was adopted from {title(adopted)}, {problem}: both would process the same input",

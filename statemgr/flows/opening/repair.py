@@ -23,7 +23,7 @@ from dataclasses import replace
 from statemgr.errors import OpeningCancelled
 from statemgr.flows.committing.commit import CommitBase, fill
 from statemgr.flows.opening.restore import restore_task
-from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
+from statemgr.model.checkpoint import FIRST, SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.services import Services
 
@@ -33,8 +33,11 @@ class GivesWay(OpeningCancelled):
 
 
 def repeated_attachments(checkpoint: Checkpoint) -> tuple[Attachment, ...]:
-    """The attachments of a repeated checkpoint, with the sequence number under which they were made."""
-    if checkpoint.batch is None and not checkpoint.attachments:
+    """The attachments of a repeated checkpoint, with the sequence number of the publish that it repeats.
+
+    A checkpoint without output needs that number only if nothing was committed since the first publish of the job.
+    """
+    if checkpoint.batch is None and not checkpoint.attachments and checkpoint.sequence != FIRST:
         return ()
     if any(attachment.name == SEQUENCE for attachment in checkpoint.attachments):
         return checkpoint.attachments

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from statemgr.backends.changelog.digest import hash_rows, read_rows
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.flows.opening.adopted_job import FIRST
 from statemgr.ids import task_name
 from statemgr.local.durable import empty_directory, remove
-from statemgr.model.checkpoint import ChangelogMarker
+from statemgr.model.checkpoint import FIRST, ChangelogMarker
 from statemgr.model.commit import Change
 from statemgr.model.content import WAYS, Content
 from statemgr.operations.adopt.adopt import Adopted
@@ -32,7 +31,7 @@ def contents(
 
     Raises: InvalidError, CorruptRecord, UnavailableError, DiskFull.
     """
-    if any(checkpoint.sequence != FIRST for checkpoint in adopted.checkpoints.values()):
+    if any(checkpoint.output_sequence != FIRST for checkpoint in adopted.checkpoints.values()):
         return None
     scratch = services.scratch_file("adopt")
     found: dict[str, list[Content]] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from statemgr.errors import MissingState, PermissionNeeded
-from statemgr.flows.opening.adopted_job import FIRST, certain, gone_on, title
+from statemgr.flows.opening.adopted_job import certain, gone_on, title
 from statemgr.ids import task_index
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import FIRST, Checkpoint
 from statemgr.model.jobs.adopted_job import AdoptedJob
 from statemgr.operations.adopt.found import OldJob, Request
 from statemgr.operations.adopt.look import checkpoint_topic
@@ -62,8 +62,9 @@ def repeated(
     elif not _repeats(request, adopted, in_place=in_place):
         problem = f"it was adopted from {title(adopted)}, or with other options"
     else:
-        untouched = {task_index(task) for task, record in found.items() if record.current.sequence == FIRST}
-        why = certain(gone_on(old.metadata, adopted), untouched)
+        untouched = {task_index(task) for task, record in found.items() if record.current.output_sequence == FIRST}
+        tasks = next(iter(found.values())).layout.tasks
+        why = certain(gone_on(old.metadata, adopted), untouched, tasks)
         problem = why and f"it was adopted already, and since then {why}"
     if problem:
         raise PermissionNeeded(

@@ -14,6 +14,7 @@ from statemgr.flows.published import common_batch
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import (
+    FIRST,
     SEQUENCE,
     Attachment,
     ChangelogMarker,
@@ -205,10 +206,15 @@ class RescalePlan:
             mine = found[number % self.tasks]
             mine += [_renamed(one, len(mine) + at) for at, one in enumerate(rows)] if number >= self.tasks else rows
         if batch is None and not any(found):
-            return [()] * self.tasks, None
+            return [self._untouched(task) for task in range(self.tasks)], None
         newest = max(target.output_sequence for target in self.targets.values())
         note = Attachment(SEQUENCE, inline=str(newest).encode())
         return [(*some, note) for some in found], batch
+
+    def _untouched(self, task: int) -> tuple[Attachment, ...]:
+        """The attachment that says that nothing was committed since the first publish of the job; else none."""
+        newest = max(self.targets[task_name(source)].output_sequence for source in self.sources(task))
+        return (Attachment(SEQUENCE, inline=b"%d" % FIRST),) if newest == FIRST else ()
 
 
 def _renamed(attachment: Attachment, number: int) -> Attachment:

@@ -30,7 +30,7 @@ from statemgr.flows.replaced_layouts import keep_in_layout
 from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
 from statemgr.flows.upkeep import find_damage
 from statemgr.ids import task_name
-from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress, no_progress
@@ -210,9 +210,17 @@ def _output(
     All tasks go back to the output of their checkpoint. A task that goes back alone keeps the output of the current
     micro-batch, which it shares with the other tasks.
     """
-    chosen = {r.record.task: r.record.current if alone else r.target for r in rollbacks}
+    chosen = {one.record.task: _repeated(one, alone=alone) for one in rollbacks}
     attachments = {task: repeated_attachments(checkpoint) for task, checkpoint in chosen.items()}
     return attachments, common_batch(chosen.values())
+
+
+def _repeated(rollback: Rollback, *, alone: bool) -> Checkpoint:
+    """The checkpoint whose output the new one has."""
+    current, target = rollback.record.current, rollback.target
+    names = {one.name for checkpoint in (current, target) for one in checkpoint.attachments}
+    shares = current.batch is not None or target.batch is not None or bool(names - {SEQUENCE})
+    return current if alone and shares else target
 
 
 def _in_parallel(services: Services, work: Callable[[T], R], items: Sequence[T]) -> list[R]:

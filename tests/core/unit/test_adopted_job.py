@@ -93,7 +93,7 @@ def watch(
             return 0, there[topic]
 
     monkeypatch.setattr(adopted_job, "TopicMetadata", Metadata)
-    services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new"), clock=None)
+    services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=None)
     looks = adopted_job.OldJobWatch(services)
     first = replace(sample.CHECKPOINT, sequence=1)
     return lambda task: looks.check(OLD, f"Partition {task}", first)
@@ -127,6 +127,20 @@ def test_only_the_tasks_whose_input_was_processed_are_refused(monkeypatch: pytes
     with pytest.raises(PermissionNeeded, match="both would process the same input"):
         opens(1)
     opens(0)
+
+
+@pytest.mark.parametrize("offset", [6, 7])
+def test_where_both_jobs_began_is_no_progress(monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
+    """A loop of the new job in the old group commits where it begins: at the offset that the user gave, or at 0."""
+    watch(monkeypatch, lambda: {"rows-1": offset, "rows-3": 0})(1)
+
+
+def test_a_task_has_the_input_partitions_of_its_number_modulo_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rescale, a task has several partitions of an input."""
+    opens = watch(monkeypatch, lambda: {"rows-3": 1})
+    opens(0)
+    with pytest.raises(PermissionNeeded, match="offset 1 of rows-3"):
+        opens(1)
 
 
 def test_no_task_begins_if_a_topic_of_the_old_job_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def test_a_commit_is_published_and_its_blobs_are_deleted(servers: MemoryServers,
         assert type(caught) is (type(None) if repaired else OutcomeUnknownError), caught
         assert task.last_checkpoint is not None
         assert task.last_checkpoint.input_offsets == {"orders-0": 1}
+        assert (task.last_checkpoint.sequence, task.last_checkpoint.output_sequence) == ((2, 1) if repaired else (1, 1))
         if not repaired:
             task.commit({"orders-0": 1})
     with servers.manager(servers.on_disk(servers.config, "two"), "kafka-partition") as manager:

@@ -1,0 +1,71 @@
+"""An old job that goes on after its adoption, and checkpoints of the new job that only repeat the adoption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from statemgr import JobConfig
+from statemgr.errors import PermissionNeeded
+from statemgr.testing.memory_servers import MemoryServers
+from tests.operations.adopt.memory_job import CONFIG, MemoryJob
+
+__all__ = ["CONFIG"]
+
+
+@pytest.fixture
+def job(servers: MemoryServers) -> MemoryJob:
+    """A job that was just adopted."""
+    made = MemoryJob(servers)
+    assert made.adopt().old is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        MemoryJob.tag,
+        MemoryJob.go_back,
+        MemoryJob.go_back_alone,
+        MemoryJob.rescale,
+        MemoryJob.rescale_and_return,
+    ],
+)
+def test_a_repeated_adoption_still_asks_for_the_old_job(
+    job: MemoryJob, again: Callable[[MemoryJob], JobConfig]
+) -> None:
+    """The adoption's checkpoint was published again, without a row of the new job. A task whose input the old job
+    has processed since does not open."""
+    config = again(job)
+    before = [job.open(task, config) for task in range(config.tasks)]
+    assert all(checkpoint.sequence > 1 and checkpoint.output_sequence == 1 for checkpoint in before)
+    job.old_job_commits(1)
+    for task in range(config.tasks):
+        if task != 1:
+            job.open(task, config)
+    for _ in range(2):
+        with pytest.raises(PermissionNeeded, match="the old job has gone on to offset"):
+            job.open(1, config)
+    permitted = job.open(1, config, allow_repeated_input=True)
+    assert permitted.output_sequence == permitted.sequence
+    assert job.open(1, config).checkpoint_id == permitted.checkpoint_id
+
+
+def test_a_commit_ends_the_question(job: MemoryJob) -> None:
+    """Tasks that have committed rows of their own open, whatever becomes of the old job, also after a tag."""
+    job.commit()
+    job.old_job_commits(1)
+    job.tag()
+    assert job.open(1).output_sequence == job.open(1).sequence
+
+
+def test_a_second_run_looks_at_what_the_tasks_have_committed(job: MemoryJob) -> None:
+    """The adoption is done, also with its checkpoint published again. It is no success if the old job has gone on."""
+    job.tag()
+    assert job.adopt().old is None
+    job.old_job_commits(0)
+    with pytest.raises(PermissionNeeded, match="it was adopted already, and since then the old job has gone on"):
+        job.adopt()
+    job.open(0, allow_repeated_input=True)
+    assert job.adopt().old is None
