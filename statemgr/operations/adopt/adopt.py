@@ -39,7 +39,7 @@ from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions, Permit
 from statemgr.model.keys.partitioners import recorded_name
 from statemgr.operations.adopt.changelogs import running
 from statemgr.operations.adopt.copying import Copied, Copy, Counts, count
-from statemgr.operations.adopt.found import OldJob, OldStore, Request
+from statemgr.operations.adopt.found import OldJob, OldPartition, OldStore, Request
 from statemgr.operations.adopt.local_copies import LocalCopies
 from statemgr.operations.adopt.look import look
 from statemgr.operations.adopt.old_topics import Bounds, OldTopics
@@ -109,7 +109,7 @@ def adopt(
     earlier = partial(repeated, services, log, old, request, in_place=in_place)
     if done := earlier(only_settled=True):
         return Adopted(None, checkpoints=done)
-    found = look(old, services.clock, request, progress=progress)  # 1
+    found = look(old, services.clock, request, time_ms=services.changelog().time_ms, progress=progress)  # 1
     check_target(services, found, blobs, in_place=in_place)
     keeps_old_blobs = in_place and bool(found.snapshots)
     JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
@@ -134,7 +134,10 @@ def adopt(
         commits = _commits(services, published, found, copies, copied, snapshots)
         made = recorded(old, request, found, in_place=in_place)
         published.along = (made.encoded(config.job_name, config.job_id),)
-        if look(old, services.clock, replace(request, settle_s=0.0), again=True, progress=progress) != found:  # 4
+        settled = replace(request, settle_s=0.0)
+        if (
+            look(old, services.clock, settled, again=True, time_ms=lambda: found.seen_ms, progress=progress) != found
+        ):  # 4
             raise running("its offsets or topics have changed during the copy")
         publish_now(owner, "the adoption", commits)  # 5 and 6
         undo.pop_all()
@@ -197,7 +200,9 @@ class _Adopting:
             self.progress,
         )
         # what an earlier run has copied is not read again, and compaction may have changed it
-        return self.copies.along(store.name, task, copy.run, whole=not copy.has_begun())
+        copied = self.copies.along(store.name, task, copy.run, whole=not copy.has_begun())
+        self._check_age(store, old)
+        return copied
 
     def _in_place(self, store: OldStore, task: int) -> Copied:
         """The marker at the end of the old changelog itself. Raises: InvalidError if its records are not plain."""
@@ -222,7 +227,21 @@ class _Adopting:
             return counts
 
         counts = self.copies.along(store.name, task, read)
+        self._check_age(store, old)
         return Copied(ChangelogMarker(store.topic.name, store.topic.topic_id, old.number, old.end), counts)
+
+    def _check_age(self, store: OldStore, old: OldPartition) -> None:
+        """Raises: InvalidError if compaction may have removed values of the checkpoint while they were read."""
+        if old.until_ms is not None and self.services.changelog().time_ms() >= old.until_ms:
+            raise InvalidError(
+                "the old job's checkpoint became older than min.compaction.lag.ms of the changelog during the copy: "
+                "compaction may have removed values that belong to it",
+                hint="run it again: it then also adopts the records after the checkpoint, and says how many input "
+                "records may count twice",
+                topic=store.topic.name,
+                partition=old.number,
+                store=store.name,
+            )
 
 
 def _commits(

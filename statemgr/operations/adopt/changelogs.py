@@ -194,9 +194,13 @@ def partitions_of(
                 partition=place.partition,
             )
         is_compacted = "compact" in info.config["cleanup.policy"]
-        is_young = now_ms - checkpoints.made_ms[task] < certain_ms(lag_ms)
-        is_exact = place.end == bounds.end or is_young or not is_compacted
-        partitions.append(OldPartition(place.partition, bounds, place.end if is_exact else bounds.end, is_exact))
+        until_ms = None
+        if is_compacted and place.end < bounds.end:
+            until_ms = checkpoints.made_ms[task] + certain_ms(lag_ms)
+        if until_ms is None or now_ms < until_ms:
+            partitions.append(OldPartition(place.partition, bounds, place.end, is_exact=True, until_ms=until_ms))
+        else:
+            partitions.append(OldPartition(place.partition, bounds, bounds.end))
     if len({partition.number for partition in partitions}) < tasks:
         raise InvalidError("two tasks of the old job share a partition of the changelog", topic=info.name, store=store)
     return tuple(partitions)

@@ -52,12 +52,15 @@ class OldPartition:
         number: the partition of the old changelog.
         bounds: its bounds. ``end``: the offset after the last record that is adopted.
         is_exact: whether the state at ``end`` is exactly that of the adopted input offsets.
+        until_ms: until when compaction certainly keeps the values before ``end``, although there are newer ones, in
+            epoch milliseconds; None: there are none.
     """
 
     number: int
     bounds: Bounds
     end: int
     is_exact: bool = False
+    until_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from statemgr.errors import InvalidError, LayoutMismatch, MissingState, StatemgrError
@@ -45,9 +45,14 @@ def look(
     *,
     with_counts: bool = False,
     again: bool = False,
+    time_ms: Callable[[], int] | None = None,
     progress: Progress,
 ) -> OldJob:
-    """Look at the old job. ``again``: leave out step 5, which depends on nothing else than the rest of what is found.
+    """Look at the old job.
+
+    Args:
+        again: leave out step 5, which depends on nothing else than the rest of what is found.
+        time_ms: the time by which the old job's checkpoints have an age, in epoch milliseconds; None: this machine's.
 
     Raises: InvalidError if the job cannot be adopted as it is, or runs; LayoutMismatch if a topic has another number
         of partitions; MissingState if a topic does not exist; UnavailableError, AccessDenied.
@@ -69,7 +74,7 @@ def look(
         raise running("its offsets or the ends of its changelogs are moving")
     internal = internal_topics(old, request, told.offsets)
     refuse_waiting(old, internal, told.offsets)
-    now_ms = clock.time_ns() // 1_000_000  # 4
+    now_ms = clock.time_ns() // 1_000_000 if time_ms is None or told.checkpoints is None else time_ms()  # 4
     parts = {
         name: partitions_of(name, info, told.checkpoints, before, tasks, now_ms)
         if name in of_job

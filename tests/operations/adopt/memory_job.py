@@ -73,8 +73,11 @@ class MemoryJob:
 
     def adopt(self, request: Request | None = None, run: Callable[..., Adopted] = adopt, **more: Any) -> Adopted:
         """Adopt the old job."""
+        options = {"in_place": False, "progress": no_progress, **more}
+        if options["in_place"]:
+            changes = {"stores.totals.changelog.topic": "old-totals"}
+            self.config = JobConfig.from_mapping(self.config.to_mapping(), changes)
         with OldTopics(self.config, self.servers.clock) as old:
-            options = {"in_place": False, "progress": no_progress, **more}
             found: Adopted = self.work(run, old, request or self.request(), **options)
             return found
 

@@ -239,6 +239,11 @@ def test_checkpoints_of_samza() -> None:
     assert (found.tasks, found.offsets, found.made_ms) == (1, {"rows.eu-0": 8}, (1_700_000_000_000,))
     assert found.places == {("counts", 0): Place("log", 0, 10)}
     assert samza((2, 0, version_2(1, None))).places == {("counts", 0): Place("log", 0, 0)}
+    early = OldRecord(
+        key_of("Partition 0", "checkpoint-v2"), json.dumps(version_2(7)).encode(), (), 0, 1_600_000_000_000
+    )
+    assert isinstance(SAMZA, CheckpointingOrigin)
+    assert SAMZA.checkpoints([early]).made_ms == (1_600_000_000_000,), "the clock of the old job was ahead"
     one = samza((1, 0, version_1(7)))
     assert (one.offsets, one.places, one.topics) == ({"rows-0": 8}, {}, ["log"])
     assert one.by_topic == {("log", 0): Place("log", 0, 10)}

@@ -72,7 +72,8 @@ class OldCheckpoints:
         places: (store, task) → where its changes end.
         by_topic: (changelog, task) → the same, also for changelogs whose store is not named.
         snapshots: (store, task) → the index blob of its snapshot.
-        made_ms: when the checkpoint of each task was made, in epoch milliseconds; 0 if it does not say.
+        made_ms: when the checkpoint of each task was made, or its record was written if that is earlier, in epoch
+            milliseconds; 0 if it does not say.
     """
 
     tasks: int

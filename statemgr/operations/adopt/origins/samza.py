@@ -192,7 +192,10 @@ def _read(record: OldRecord) -> _Checkpoint | None:
         )
     number, topic = task
     content = json.loads(record.value)
-    return replace((_version_1 if version == 1 else _version_2)(content, number, record.offset), group=topic or grouper)
+    found = (_version_1 if version == 1 else _version_2)(content, number, record.offset)
+    # the clock of the old job may have been ahead of the broker's
+    made_ms = min(found.made_ms, record.timestamp_ms) if record.timestamp_ms > 0 else found.made_ms
+    return replace(found, group=topic or grouper, made_ms=made_ms)
 
 
 def _version_1(content: Mapping[str, Mapping[str, str]], task: int, record: int) -> _Checkpoint:

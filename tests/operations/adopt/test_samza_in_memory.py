@@ -1,0 +1,99 @@
+"""Jobs of Samza on a broker in memory: their checkpoints become old, and Kafka deletes records of their changelogs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from statemgr.errors import InvalidError
+from statemgr.kafka.temporary_topic import BrokerTime
+from statemgr.operations.adopt import adopt as flow
+from statemgr.operations.adopt.adopt import Adopted
+from statemgr.operations.adopt.found import Request
+from statemgr.operations.adopt.origins import ORIGINS
+from statemgr.testing.memory_servers import START_MS, MemoryServers
+from tests.operations.adopt.memory_job import CONFIG, KEYS, MemoryJob
+from tests.operations.adopt.test_origins import key_of
+
+__all__ = ["CONFIG"]
+
+LAG_MS = 14_400_000
+REQUEST = Request(ORIGINS["samza"], "old", {"totals": "old-totals"}, inputs=("orders",), tasks=2, settle_s=0.0)
+
+
+def samza(servers: MemoryServers, **changelog: str) -> MemoryJob:
+    """Return a job of Samza that has written one record after the newest checkpoint of each task.
+
+    Args:
+        changelog: settings of its changelog, with ``__`` for ``.``.
+    """
+    job = MemoryJob(servers, {key.replace("__", "."): value for key, value in changelog.items()})
+    for task, keys in enumerate(KEYS):
+        place = {"stream": "old-totals", "partition": task}
+        marker = {"version": 1, "changelog-ssp": place, "changelog-offset": str(len(keys) - 1)}
+        content = {
+            "checkpoint-id": f"{START_MS}-1",
+            "input-offsets": {f"kafka.orders.{task}": str(len(keys) - 1)},
+            "state-checkpoint-markers": {
+                "org.apache.samza.storage.KafkaChangelogStateBackendFactory": {"totals": json.dumps(marker)}
+            },
+        }
+        key = key_of(f"Partition {task}", "checkpoint-v2")
+        job.broker.append("__samza_checkpoint_ver_1_for_old_1", 0, key, json.dumps(content).encode())
+        job.broker.append("old-totals", task, keys[0], b"2")
+    return job
+
+
+@pytest.fixture
+def job(servers: MemoryServers) -> MemoryJob:
+    """Make such a job, whose changelog is not compacted yet."""
+    return samza(servers, min__compaction__lag__ms=str(LAG_MS))
+
+
+def is_exact(adopted: Adopted) -> bool:
+    """Whether nothing after the checkpoints was adopted."""
+    assert adopted.old is not None
+    found = {partition.is_exact for partition in adopted.old.stores["totals"].partitions}
+    assert len(found) == 1
+    assert any("older than min.compaction.lag.ms" in note for note in adopted.old.notes) is (found == {False})
+    return found == {True}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_checkpoint_that_becomes_too_old_during_the_copy(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    """It is said as it is, and not that the old job runs. The next run adopts the records after it, too."""
+    options: dict[str, Any] = {"in_place": in_place, "local_copies": False}
+    real: Callable[..., Any] = flow.Copy.run if not in_place else flow.count  # type: ignore[assignment]
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        job.servers.clock.advance(LAG_MS / 1000)
+        return real(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flow if in_place else flow.Copy, "count" if in_place else "run", slow)
+        with pytest.raises(InvalidError, match="during the copy: compaction may have removed"):
+            job.adopt(REQUEST, **options)
+    assert not is_exact(job.adopt(REQUEST, **options))
+
+
+def test_time_that_passes_after_the_copy_is_no_movement(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was copied stays exact, so the second look decides by the time of the first."""
+    snapshots = flow._Adopting.snapshots
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        job.servers.clock.advance(LAG_MS / 1000)
+        return snapshots(*arguments, **more)
+
+    monkeypatch.setattr(flow._Adopting, "snapshots", slow)
+    assert is_exact(job.adopt(REQUEST))
+
+
+def test_the_age_is_that_of_the_brokers_clock(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction goes by the clock of the broker, and that of this machine may be behind."""
+    monkeypatch.setattr(BrokerTime, "now_ms", lambda self: START_MS + LAG_MS)
+    assert not is_exact(job.adopt(REQUEST))
