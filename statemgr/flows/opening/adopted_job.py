@@ -98,9 +98,9 @@ class OldJobWatch:
         if problem is not None:
             raise PermissionNeeded(
                 f"since this job was adopted from {title(adopted)}, {problem}: both would process the same input",
-                hint="stop the old job, and adopt its newer state: delete the new job's topics, or set another "
-                "job.name. Or begin at the adopted offsets all the same: `statemgr permit --allow-repeated-input`, or "
-                "open the job once with allow_repeated_input=True",
+                hint="stop the old job, and adopt its newer state: delete the new job's topics, its directory below "
+                "state.dir and its blobs, or set another job.name. Or begin at the adopted offsets all the same: "
+                "`statemgr permit --allow-repeated-input`, or open the job once with allow_repeated_input=True",
                 job=self._services.config.job_name,
                 task=task,
             )

@@ -18,12 +18,12 @@ A run after step 5 finds that record, and reports the success of the earlier run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
-from statemgr.errors import InvalidError, StatemgrError
+from statemgr.errors import InvalidError, PermissionNeeded, StatemgrError
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.adopted_job import gone_on
 from statemgr.flows.opening.open_job import JobTopics, read_published
@@ -84,6 +84,8 @@ def dry_run(
         return Adopted(None, checkpoints=done)
     found = look(old, services.clock, request, with_counts=counting, progress=progress)
     check_target(services, found, blobs, in_place=in_place)
+    with _what_to_remove(services):
+        refuse_lost_job(services, look_at_blobs=not (in_place and found.snapshots))
     return Adopted(found, blobs.count(found) if counting and blobs is not None else {})
 
 
@@ -112,14 +114,16 @@ def adopt(
     found = look(old, services.clock, request, time_ms=services.changelog().time_ms, progress=progress)  # 1
     check_target(services, found, blobs, in_place=in_place)
     keeps_old_blobs = in_place and bool(found.snapshots)
-    JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
+    with _what_to_remove(services):
+        JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
     names = [task_name(index) for index in range(config.tasks)]
     if done := earlier(only_settled=True):  # the look may take a minute, and nobody is fenced yet
         return Adopted(None, checkpoints=done)
     with ExitStack() as undo, Owner.take(services, log) as owner:  # 2
         if done := earlier(only_settled=False):
             return Adopted(None, checkpoints=done)
-        refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
+        with _what_to_remove(services):
+            refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
         _reserve(services, log, owner.publisher, names)
         copies = LocalCopies(services, services.ids.attempt_id(), local_copies)
         undo.callback(copies.remove)
@@ -147,6 +151,22 @@ def adopt(
     notes = (*found.notes, *filter(None, [copies.note]), *_restarted(old, made))
     counts = {store: [one.counts for one in of] for store, of in snapshots.items()}
     return Adopted(replace(found, stores=stores, notes=notes), counts, published.checkpoints)
+
+
+@contextmanager
+def _what_to_remove(services: Services) -> Iterator[None]:
+    """A context manager in which the refusal of a job that has lost its checkpoints says what to do for an adoption."""
+    try:
+        yield
+    except PermissionNeeded as error:
+        here, config = services.task_directory(task_name(0)).parent, services.config
+        raise PermissionNeeded(
+            error.message,
+            hint=f"to adopt again after you have deleted the new job's topics, also remove the directory {here} on "
+            f"this machine and the blobs below {config.job_key}/, or set another job.name. If nobody has deleted them, "
+            "check kafka.bootstrap.servers and task.checkpoint.topic",
+            **error.where,
+        ) from None
 
 
 def _restarted(old: OldTopics, made: AdoptedJob) -> Iterator[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from shutil import rmtree
 
 import pytest
 
 from statemgr import JobConfig
+from statemgr.blobs import open_raw_blob_store
 from statemgr.errors import PermissionNeeded
+from statemgr.operations.adopt.adopt import adopt, dry_run
+from statemgr.ports import list_blobs
 from statemgr.testing.memory_servers import MemoryServers
-from tests.operations.adopt.memory_job import CONFIG, MemoryJob
+from tests.operations.adopt.memory_job import CONFIG, KEYS, MemoryJob
 
 __all__ = ["CONFIG"]
 
@@ -69,3 +73,35 @@ def test_a_second_run_looks_at_what_the_tasks_have_committed(job: MemoryJob) -> 
         job.adopt()
     job.open(0, allow_repeated_input=True)
     assert job.adopt().old is None
+
+
+def test_the_newer_state_of_the_old_job_is_adopted_again(servers: MemoryServers) -> None:
+    """The steps of docs/migrating.md: until what the new job has stored is gone, too, an adoption and its dry run say
+    what else to remove."""
+    job = MemoryJob(servers)
+    backups = {"task.backup.factories": ["kafka-changelog", "blob-store"]}
+    job.config = config = JobConfig.from_mapping(job.config.to_mapping(), backups)
+    job.adopt()
+    job.commit()
+    job.broker.append("old-totals", 1, KEYS[1][0], b"newer")
+    for topic in (config.checkpoint_topic, config.stores["totals"].changelog_topic):
+        job.broker.delete(topic)
+
+    def refused(why: str) -> None:
+        for run, more in ((dry_run, {"counting": False}), (adopt, {})):
+            with pytest.raises(PermissionNeeded, match=why) as raised:
+                job.adopt(run=run, **more)
+            assert f"remove the directory {here} on this machine and the blobs below orders/1/" in str(
+                raised.value.hint
+            )
+
+    here = config.state_dir / config.job_key
+    refused("this machine has published state")
+    rmtree(here)
+    refused("the blob store has the published blob")
+    blobs = open_raw_blob_store(config, servers.clock)
+    for blob in list_blobs(blobs, f"{config.job_key}/"):
+        blobs.delete(blob.blob_id)
+    assert job.adopt().old is not None
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
+        assert task.store("totals").get(KEYS[1][0]) == b"newer"
