@@ -64,7 +64,8 @@ def _of_old(old: OldTopics, found: OldJob | None) -> _Changes:
     assert found is not None
     for store in found.stores.values():
         for task, partition in enumerate(store.partitions):
-            place = store.topic.name, partition.number, partition.bounds.start, partition.end
+            start = old.first(store.topic, partition.number, partition.bounds.start)
+            place = store.topic.name, partition.number, start, partition.end
             yield store.name, _read(old, place, found.decoder(store, task))
 
 

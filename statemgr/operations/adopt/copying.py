@@ -120,7 +120,7 @@ def count(
 ) -> Counts:
     """Read a partition whole. ``writer``: takes all changes. Raises: InvalidError, CorruptRecord, UnavailableError."""
     counts, end = Counts(), bounds.start
-    place = topic.name, partition, bounds.start, bounds.end
+    place = topic.name, partition, old.first(topic, partition, bounds.start), bounds.end
     if decoder is None:
         batches = (counts.take_plain(*batch, writer) for batch in old.changes(*place))
     else:
@@ -225,6 +225,7 @@ class Copy:
         size, offset, end = 0, start, start
         # Kafka may have deleted records since an earlier copy
         first = self.bounds.start if self.remembers else max(start, self.bounds.start)
+        first = self.old.first(self.source, self.old_partition, first)
         for batch in self.old.records(self.source.name, self.old_partition, first, self.bounds.end):
             end = batch[-1].offset + 1
             with _place(self.store, self.source, self.old_partition):

@@ -110,6 +110,7 @@ class _Samples:
         store, newest = self.found.stores[name], dict[tuple[int, bytes], int]()
         for task, partition in enumerate(store.partitions[:_TASKS]):
             start = max(partition.bounds.start, partition.end - _OFFSETS)
+            start = self.old.first(store.topic, partition.number, start)
             decoder = store.proof.kind.decoding(self.found.committed(task))
             for batch in self.old.records(store.topic.name, partition.number, start, partition.end):
                 newest |= {(task, key): hash(value) for key, value in changes(batch, decoder)}

@@ -92,8 +92,8 @@ class _Seen:
     def read(self, old: OldTopics, store: OldStore) -> None:
         """Read until no kind is possible, and there are samples."""
         for task, partition in enumerate(store.partitions):
-            bounds = partition.bounds
-            for batch in old.records(store.topic.name, partition.number, bounds.start, partition.end):
+            start = old.first(store.topic, partition.number, partition.bounds.start)
+            for batch in old.records(store.topic.name, partition.number, start, partition.end):
                 self.first = self.first if self.first[1] else (task, batch)
                 self._look(batch)
                 if not self.possible:

@@ -123,6 +123,19 @@ class OldTopics:
         # asked last: a transaction that ends in between counts as ended
         return Bounds(start, self.metadata.bounds(topic, partition, only_settled=True)[1], end)
 
+    def first(self, topic: TopicInfo, partition: int, start: int) -> int:
+        """Where a read of a changelog begins that began at ``start`` a while ago: there, or later if Kafka has deleted
+        records by the topic's ``cleanup.policy`` since.
+
+        Args:
+            topic: with its settings.
+
+        Raises: MissingState, UnavailableError, AccessDenied.
+        """
+        if "delete" not in topic.config.get("cleanup.policy", ""):
+            return start
+        return max(start, self.metadata.bounds(topic.name, partition)[0])
+
     def group(self, name: str) -> OldGroup:
         """Raises: UnavailableError, AccessDenied."""
         client = self.metadata.client

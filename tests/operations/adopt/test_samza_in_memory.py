@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import pytest
 from statemgr.errors import InvalidError
 from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.operations.adopt import adopt as flow
-from statemgr.operations.adopt.adopt import Adopted
+from statemgr.operations.adopt import look as looking
+from statemgr.operations.adopt.adopt import Adopted, adopt, dry_run
+from statemgr.operations.adopt.content import contents
 from statemgr.operations.adopt.found import Request
+from statemgr.operations.adopt.old_topics import OldTopics
 from statemgr.operations.adopt.origins import ORIGINS
+from statemgr.ports import no_progress
 from statemgr.testing.memory_servers import START_MS, MemoryServers
 from tests.operations.adopt.memory_job import CONFIG, KEYS, MemoryJob
 from tests.operations.adopt.test_origins import key_of
@@ -97,3 +103,42 @@ def test_the_age_is_that_of_the_brokers_clock(job: MemoryJob, monkeypatch: pytes
     """Compaction goes by the clock of the broker, and that of this machine may be behind."""
     monkeypatch.setattr(BrokerTime, "now_ms", lambda self: START_MS + LAG_MS)
     assert not is_exact(job.adopt(REQUEST))
+
+
+@pytest.mark.parametrize(
+    ("module", "step", "run"),
+    [
+        (looking, "proved", adopt),
+        (looking, "compared", adopt),
+        (flow, "check_target", adopt),
+        (looking, "count", dry_run),
+    ],
+)
+def test_kafka_deletes_records_before_they_are_read(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str, run: Callable[..., Adopted]
+) -> None:
+    """The changelog of a store with a time to live loses its oldest records at any time. What is left is adopted."""
+    job, real, tasks = samza(servers, cleanup__policy="delete"), getattr(module, step), [0, 1]
+
+    def delete(*arguments: Any, **more: Any) -> Any:
+        while tasks:
+            job.broker.delete_records("old-totals", tasks.pop(), 1)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(module, step, delete)
+    more = {"counting": True} if run is dry_run else {}
+    adopted = job.adopt(replace(REQUEST, confirmed={"totals": "ttl"}), run=run, **more)
+    assert adopted.old is not None
+    counts = adopted.old.stores["totals"].counts
+    assert [one.records for one in counts] == [len(keys) - 1 for keys in KEYS]
+
+
+def test_kafka_deletes_records_before_they_are_hashed(servers: MemoryServers) -> None:
+    """The report of a dry run has the hash of what is left."""
+    job = samza(servers, cleanup__policy="delete")
+    adopted = job.adopt(replace(REQUEST, confirmed={"totals": "ttl"}), run=dry_run, counting=True)
+    for task in (0, 1):
+        job.broker.delete_records("old-totals", task, 1)
+    with OldTopics(job.config, servers.clock) as old:
+        found = job.work(lambda services, _: contents(services, old, adopted, no_progress))
+    assert [content.keys for content in found["totals"]] == [len(keys) - 1 for keys in KEYS]
