@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 #: What an old job has done: the partition of an input whose offset has moved (None: a topic that only the old job
 #: writes has grown), and the end of a sentence about it.
 Step = tuple[int | None, str]
+#: Seconds for which tasks share a look at the old job.
+_FRESH_S = 60.0
 
 
 def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
@@ -75,15 +77,17 @@ def _partition(place: str) -> int:
 
 
 class OldJobWatch:
-    """Looks whether the old job has gone on, when tasks are opened first. Safe to use from many threads."""
+    """Looks whether the old job has gone on, when tasks are opened. Safe to use from many threads."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._lock = threading.Lock()
-        self._moved: Sequence[Step] | None = None
+        #: What the last look has found, and when it was, on the clock of durations.
+        self._moved: Sequence[Step] = ()
+        self._looked_s = float("-inf")
 
     def check(self, adopted: AdoptedJob, task: str, checkpoint: Checkpoint | None) -> None:
-        """Look once in a process, unless the task has committed since its adoption.
+        """Look, unless the task has committed since its adoption. Tasks that open within a minute share a look.
 
         A rollback to the adoption, or a repair of its backups, is no such commit.
 
@@ -92,8 +96,9 @@ class OldJobWatch:
         if checkpoint is None or checkpoint.output_sequence != FIRST:
             return
         with self._lock:
-            if self._moved is None:
+            if self._services.clock.monotonic() - self._looked_s > _FRESH_S:
                 self._moved = self._look(adopted)
+                self._looked_s = self._services.clock.monotonic()
             problem = certain(self._moved, {task_index(task)}, self._services.config.tasks)
         if problem is not None:
             raise PermissionNeeded(

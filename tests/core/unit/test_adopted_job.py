@@ -14,6 +14,7 @@ from statemgr.flows.opening import adopted_job
 from statemgr.model import codecs
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
 from tests import model_samples as sample
+from tests.blob_faults import ManualClock
 
 OLD = AdoptedJob(
     origin="kafka-streams",
@@ -65,13 +66,17 @@ def test_impossible_values_are_refused(old: AdoptedJob, why: str) -> None:
 
 
 def watch(
-    monkeypatch: pytest.MonkeyPatch, committed: Callable[[], Mapping[str, int]], ends: Mapping[str, int] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    committed: Callable[[], Mapping[str, int]],
+    ends: Mapping[str, int] | None = None,
+    clock: ManualClock | None = None,
 ) -> Callable[[int], None]:
     """Return a function that opens a task for the first time.
 
     Args:
         committed: says where the old job's group is.
         ends: topic → the end of its partition 0; others do not exist.
+        clock: that of the process.
     """
     there = ends or {}
 
@@ -93,7 +98,7 @@ def watch(
             return 0, there[topic]
 
     monkeypatch.setattr(adopted_job, "TopicMetadata", Metadata)
-    services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=None)
+    services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=clock or ManualClock())
     looks = adopted_job.OldJobWatch(services)
     first = replace(sample.CHECKPOINT, sequence=1)
     return lambda task: looks.check(OLD, f"Partition {task}", first)
@@ -140,6 +145,18 @@ def test_a_task_has_the_input_partitions_of_its_number_modulo_the_tasks(monkeypa
     opens = watch(monkeypatch, lambda: {"rows-3": 1})
     opens(0)
     with pytest.raises(PermissionNeeded, match="offset 1 of rows-3"):
+        opens(1)
+
+
+def test_a_look_is_good_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that a process opens together share a look. A task that it opens later does not."""
+    committed, clock = {"rows-0": 5, "rows-1": 6}, ManualClock()
+    opens = watch(monkeypatch, lambda: committed, clock=clock)
+    opens(0)
+    committed["rows-1"] = 8
+    opens(1)
+    clock.now += 61
+    with pytest.raises(PermissionNeeded, match="offset 8 of rows-1"):
         opens(1)
 
 
