@@ -44,10 +44,14 @@ def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
         for source, offset in sorted(now.items())
         if offset not in _begins(adopted, source)
     ]
-    there = metadata.describe(sorted({place.rpartition("-")[0] for place in adopted.ends}))
-    for place, end in sorted(adopted.ends.items()):
-        topic, number = place.rpartition("-")[0], _partition(place)
-        if topic in there and number < len(there[topic].partitions) and metadata.bounds(topic, number)[1] > end:
+    places = {place: (place.rpartition("-")[0], _partition(place)) for place in sorted(adopted.ends)}
+    ends = metadata.ends(places.values())
+    there = metadata.describe(sorted({topic for topic, number in places.values() if (topic, number) not in ends}))
+    for place, (topic, number) in places.items():
+        end = ends.get((topic, number))
+        if end is None and topic in there and number < len(there[topic].partitions):
+            end = metadata.bounds(topic, number)[1]  # waits for a leader
+        if end is not None and end > adopted.ends[place]:
             moved.append((None, f"the old job has written to {place}"))
     return moved
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
+from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, CorruptRecord, MissingState, PermissionNeeded
 from statemgr.flows.opening import adopted_job
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.model import codecs
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
+from statemgr.testing.memory_admin import MemoryAdmin
+from statemgr.testing.memory_clients import served
+from statemgr.testing.memory_kafka import MemoryBroker
 from tests import model_samples as sample
 from tests.blob_faults import ManualClock
 
@@ -94,8 +101,8 @@ def watch(
         def describe(self, topics: Sequence[str]) -> dict[str, object]:
             return {topic: SimpleNamespace(partitions=[0]) for topic in topics if topic in there}
 
-        def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-            return 0, there[topic]
+        def ends(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+            return {(topic, number): there[topic] for topic, number in partitions if topic in there}
 
     monkeypatch.setattr(adopted_job, "TopicMetadata", Metadata)
     services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=clock or ManualClock())
@@ -166,3 +173,28 @@ def test_no_task_begins_if_a_topic_of_the_old_job_has_grown(monkeypatch: pytest.
     for task in (0, 1):
         with pytest.raises(PermissionNeeded, match="the old job has written to old-counts-0"):
             opens(task)
+
+
+def test_the_ends_of_all_partitions_take_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old job may have thousands of partitions. One without a leader is asked for alone, and waited for."""
+    broker, asked = MemoryBroker(), list[int]()
+    broker.create("old-counts", 3, {})
+    old = replace(OLD, group=None, ends={f"old-counts-{n}": 0 for n in range(3)} | {"deleted-0": 0, "old-counts-7": 0})
+    real = MemoryAdmin.list_offsets
+
+    def list_offsets(self: MemoryAdmin, places: Mapping[Any, Any], **options: Any) -> Any:
+        asked.append(len(places))
+        found = real(self, places, **options)
+        if len(asked) == 1:
+            place = next(place for place in places if (place.topic, place.partition) == ("old-counts", 1))
+            found[place] = Future()
+            found[place].set_exception(KafkaException(KafkaError(KafkaError._NOENT)))
+        return found
+
+    monkeypatch.setattr(MemoryAdmin, "list_offsets", list_offsets)
+    config = JobConfig.from_mapping({"job.name": "new", "kafka.bootstrap.servers": "memory:ends"})
+    with served(broker, "memory:ends"), TopicMetadata(config, ManualClock()) as metadata:
+        assert adopted_job.gone_on(metadata, old) == []
+        assert asked == [5, 1, 1], "the start and the end of the partition that had no leader"
+        broker.append("old-counts", 1, b"key", b"1")
+        assert adopted_job.gone_on(metadata, old) == [(None, "the old job has written to old-counts-1")]
