@@ -14,6 +14,7 @@ from statemgr.errors import FencedError, RetryableError, StatemgrError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
+from statemgr.flows.opening.adopted_job import OldJobWatch
 from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.repair import can_repair, prepare_repair, repeated_attachments
@@ -65,6 +66,11 @@ class JobCoordinator(Coordinator):
         acquired: JobCoordinator | None = None
         try:
             found = read_published(owner, layout, names, given)  # 3 to 5
+            if (adopted := log.adopted()) is not None:
+                looks = OldJobWatch(services)
+                for task in names:
+                    if not found.permissions[task].allow_repeated_input:
+                        looks.check(adopted, task, owner.published.checkpoint(task))
             acquired = cls(owner, topics)
             acquired.adopt_offers(found.refill)
         except BaseException:

@@ -64,6 +64,15 @@ def test_a_commit_ends_the_question(job: MemoryJob) -> None:
     assert job.open(1).output_sequence == job.open(1).sequence
 
 
+def test_an_owner_of_the_whole_job_asks_for_the_old_job(job: MemoryJob) -> None:
+    """An engine takes all tasks over at once: it is refused if the old job has processed the input of one of them."""
+    job.old_job_commits(1)
+    with job.servers.manager(job.config, "kafka-partition") as manager:
+        with pytest.raises(PermissionNeeded, match="the old job has gone on to offset"):
+            manager.acquire()
+        assert len(manager.acquire(allow_repeated_input=True).checkpoints) == 2
+
+
 def test_a_second_run_looks_at_what_the_tasks_have_committed(job: MemoryJob) -> None:
     """The adoption is done, also with its checkpoint published again. It is no success if the old job has gone on."""
     job.tag()
