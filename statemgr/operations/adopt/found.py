@@ -105,8 +105,8 @@ class OldInput:
 
     @property
     def behind(self) -> int:
-        """Number of offsets from the next one to the end."""
-        return self.end - self.offset
+        """Number of offsets from the next one to the end, which an open transaction may hold back before it."""
+        return max(0, self.end - self.offset)
 
 
 @dataclass(frozen=True)

@@ -310,6 +310,13 @@ def test_changes_after_a_checkpoint_that_no_input_makes_again(offset: int, said:
     assert ("Partition 0 has such records, but no input" in notes) is said
 
 
+def test_no_input_is_less_than_nothing_behind() -> None:
+    """The old job has read rows of a transaction that is still open. They take nothing from the others."""
+    inputs = {"in-0": OldInput("in-0", 9, 5), "in-1": OldInput("in-1", 0, 3)}
+    found = OldJob(SAMZA, "job", 2, {}, inputs, {}, {})
+    assert (found.behind, found.behind_in(0), found.behind_in(1)) == (3, 0, 3)
+
+
 def test_entries_of_samza_that_expire() -> None:
     """Their time is that of the record, and their time to live that of the new store. A delete stays one."""
     store = OldStore("counts", TopicInfo("log", "", 1), (), proof=Proof(SAMZA.kinds["ttl"], newest_ms=(None,)))
