@@ -21,7 +21,7 @@ from statemgr.local import ChangeWriter
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.model.commit import Change
 from statemgr.operations.adopt.old_topics import Bounds, OldTopics
-from statemgr.operations.adopt.origins import Decoder, OldRecord, Skip
+from statemgr.operations.adopt.origins import Decoder, OldRecord, Skip, Unproved
 from statemgr.phases import Phase, announce
 from statemgr.ports import Progress, Publisher, TopicInfo
 from statemgr.services import Services
@@ -47,6 +47,7 @@ class Counts:
         skipped: records that are no changes of the state.
         uncommitted: how many of these were made from input that the old job did not commit.
         expired: how many of the skipped records are entries that have expired.
+        unproved: changes that may have been made from input that the old job did not commit.
         transactional: whether the partition ends with the mark of a transaction.
     """
 
@@ -57,6 +58,7 @@ class Counts:
     skipped: int = 0
     uncommitted: int = 0
     expired: int = 0
+    unproved: int = 0
     transactional: bool = False
 
     def take(self, batch: Sequence[OldRecord], decoder: Decoder | None) -> Iterator[tuple[int, Change]]:
@@ -70,6 +72,7 @@ class Counts:
                 self.expired += made is Skip.EXPIRED
                 continue
             key, value = made
+            self.unproved += isinstance(made, Unproved)
             self.converted += made != record[:2]
             self.deletes += value is None
             self.size += len(key) + len(value or b"")

@@ -168,10 +168,12 @@ class OldJob:
         """Input records that the new job processes although the adopted state may have their effects already.
 
         0 for an exactly-once job: its changelogs end with committed transactions, which counting the records shows.
-        0 also if checkpoints say where the changelogs end.
+        0 also if checkpoints say where the changelogs end, or each record says from which input it was made.
         """
         exact = all(partition.is_exact for store in self.stores.values() for partition in store.partitions)
-        if self.origin.leaves_out_uncommitted or exact:
+        if self.origin.leaves_out_uncommitted:
+            return self.behind if any(one.unproved for store in self.stores.values() for one in store.counts) else 0
+        if exact:
             return 0
         if not all(store.counts for store in self.stores.values()):
             return self.behind

@@ -105,6 +105,7 @@ def _rows(found: OldJob) -> list[dict[str, Any]]:
                     "left_out": counts.skipped,
                     "left_out_uncommitted": counts.uncommitted,
                     "left_out_expired": counts.expired,
+                    "without_input_offsets": counts.unproved,
                 }
             rows.append(row)
     return rows
@@ -256,6 +257,12 @@ def _print_found_and_done(adopted: Adopted) -> None:
     expired = sum(row.get("left_out_expired", 0) for row in rows)
     if expired:
         say(f"{expired} changes are of entries that have expired: they are left out")
+    unproved = sum(row.get("without_input_offsets", 0) for row in rows)
+    if unproved:
+        say(
+            f"{unproved} changes do not say from which input they were made, as older versions of {found.origin.title} "
+            "wrote them: they are adopted, although the old job may not have committed that input"
+        )
     doubled = found.doubled_at_most
     if doubled:
         say(

@@ -14,6 +14,7 @@ import pytest
 from statemgr.errors import CorruptBlob, CorruptRecord, InvalidError
 from statemgr.model.expiry import expiry_bytes
 from statemgr.operations.adopt.changelogs import tail_notes
+from statemgr.operations.adopt.copying import Counts
 from statemgr.operations.adopt.found import OldInput, OldJob, OldPartition, OldStore, Proof
 from statemgr.operations.adopt.old_topics import Bounds
 from statemgr.operations.adopt.origins import (
@@ -24,6 +25,7 @@ from statemgr.operations.adopt.origins import (
     OldRecord,
     Place,
     Skip,
+    Unproved,
 )
 from statemgr.operations.adopt.origins.samza_snapshot import decode_snapshot
 from statemgr.operations.adopt.snapshots import place_of
@@ -90,10 +92,24 @@ def test_uncommitted_changes_of_quix_streams() -> None:
         header = json.dumps(processed).encode()
         made = decode(record(b"v", family=b"default", processed=header))
         assert made == ((b"key", b"v") if counts else Skip.UNCOMMITTED)
-    assert decode(record(b"v", family=b"default")) == (b"key", b"v")
+        assert isinstance(made, Unproved) is (processed is None)
+    assert isinstance(decode(record(b"v", family=b"default")), Unproved)
     for wrong in (b"no json", b"[1]", b'{"a": "x"}', b'{"a": null}'):
         with pytest.raises(InvalidError, match="not a JSON object of offsets"):
             decode(record(b"v", family=b"default", processed=wrong))
+
+
+def test_records_of_quix_streams_that_do_not_say_their_input() -> None:
+    """They are adopted and counted, and the input after the offsets may count twice."""
+    counts = Counts()
+    of = [record(b"v", family=b"default"), record(b"v", family=b"default", processed=b'{"a": 9}')]
+    assert [change for _, change in counts.take(of, quix({"a": 10}))] == [(b"key", b"v")] * 2
+    assert (counts.records, counts.unproved, counts.converted) == (2, 1, 0)
+    partition = OldPartition(0, Bounds(0, 2, 2), 2)
+    inputs = {"a-0": OldInput("a-0", 10, 14)}
+    for counted, doubled in ((counts, 4), (Counts(), 0)):
+        store = OldStore("counts", TopicInfo("log", "", 1), (partition,), (counted,))
+        assert OldJob(QUIX, "job", 1, {"counts": store}, inputs, {}, {}).doubled_at_most == doubled
 
 
 def test_other_records_than_those_of_quix_streams() -> None:

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from statemgr.operations.adopt.origins.kafka_streams import KafkaStreams
-from statemgr.operations.adopt.origins.kind import PLAIN, Decoded, Decoder, Hint, Kind, Looks, OldRecord, Skip, expiring
+from statemgr.operations.adopt.origins.kind import (
+    PLAIN,
+    Decoded,
+    Decoder,
+    Hint,
+    Kind,
+    Looks,
+    OldRecord,
+    Skip,
+    Unproved,
+    expiring,
+)
 from statemgr.operations.adopt.origins.origin import CheckpointingOrigin, OldCheckpoints, Origin, Place
 from statemgr.operations.adopt.origins.quix import QuixStreams
 from statemgr.operations.adopt.origins.raw import Raw
@@ -24,6 +35,7 @@ __all__ = [
     "Place",
     "Raw",
     "Skip",
+    "Unproved",
     "expiring",
 ]
 

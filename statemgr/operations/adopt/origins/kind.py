@@ -30,7 +30,14 @@ class Skip(Enum):
     OLDER = "an older version of a value"
 
 
-Decoded = Change | Skip
+class Unproved(NamedTuple):
+    """A change that may have been made from input that the old job did not commit: the record does not say."""
+
+    key: bytes
+    value: bytes | None
+
+
+Decoded = Change | Unproved | Skip
 #: Whether a record can be one of some kind of store; None if it does not tell.
 Looks = Callable[[OldRecord], bool | None]
 #: Takes the records of one partition of a changelog, in their order. Raises: InvalidError if one is of another kind.

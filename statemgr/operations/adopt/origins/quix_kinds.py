@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from statemgr.errors import InvalidError
-from statemgr.operations.adopt.origins.kind import PLAIN, Decoded, Decoder, Kind, OldRecord, Skip
+from statemgr.operations.adopt.origins.kind import PLAIN, Decoded, Decoder, Kind, OldRecord, Skip, Unproved
 from statemgr.serdes.windows import window_bytes
 
 _COLUMN_FAMILY = "__column_family__"
@@ -95,7 +95,7 @@ class _Decoder:
     ) -> None:
         self._committed, self._takes, self._keeps_expiry = committed, takes, keeps_expiry
         #: the last header of processed offsets, which all records of one commit share, and what was decided for it
-        self._decided: tuple[bytes | None, bool] = (None, True)
+        self._decided: tuple[bytes | None, bool | None] = (None, None)
 
     def __call__(self, record: OldRecord) -> Decoded:
         headers = dict(record.headers)
@@ -108,24 +108,25 @@ class _Decoder:
         processed = headers.get(_PROCESSED)
         if processed != self._decided[0]:
             self._decided = processed, self._is_committed(processed, record.offset)
-        if not self._decided[1]:
+        if self._decided[1] is False:
             return Skip.UNCOMMITTED
         value = record.value
-        if value is None:
-            return key, None
-        stamp = _NEVER
-        if headers.get(_STAMPED):
-            if len(value) < _STAMP_BYTES:
-                raise InvalidError("a value is too short for the expiry that its header promises", offset=record.offset)
-            stamp, value = value[:_STAMP_BYTES], value[_STAMP_BYTES:]
-        return key, stamp + value if self._keeps_expiry else value
+        if value is not None:
+            stamp = _NEVER
+            if headers.get(_STAMPED):
+                if len(value) < _STAMP_BYTES:
+                    short = "a value is too short for the expiry that its header promises"
+                    raise InvalidError(short, offset=record.offset)
+                stamp, value = value[:_STAMP_BYTES], value[_STAMP_BYTES:]
+            value = stamp + value if self._keeps_expiry else value
+        return Unproved(key, value) if self._decided[1] is None else (key, value)
 
-    def _is_committed(self, header: bytes | None, offset: int) -> bool:
-        """Older versions wrote no offsets, or ``null``: their records always count."""
+    def _is_committed(self, header: bytes | None, offset: int) -> bool | None:
+        """None: the record does not say. Older versions wrote no offsets, or ``null``: their records always count."""
         try:
             processed = json.loads(header) if header else None
             if processed is None:
-                return True
+                return None
             return all(int(last) < self._committed.get(topic, 0) for topic, last in processed.items())
         except (ValueError, OverflowError, TypeError, AttributeError):
             raise InvalidError(f"the header {_PROCESSED} is not a JSON object of offsets", offset=offset) from None
