@@ -85,7 +85,7 @@ def test_uncommitted_changes_of_quix_streams() -> None:
         ({"a": 10}, False),
         ({"a": 9, "b": 4}, True),
         ({"a": 9, "b": 5}, False),
-        ({"never-committed": 0}, False),
+        ({"a": 10, "unknown": 0}, False),
         (None, True),
         ({}, True),
     ]:
@@ -94,6 +94,9 @@ def test_uncommitted_changes_of_quix_streams() -> None:
         assert made == ((b"key", b"v") if counts else Skip.UNCOMMITTED)
         assert isinstance(made, Unproved) is (processed is None)
     assert isinstance(decode(record(b"v", family=b"default")), Unproved)
+    with pytest.raises(InvalidError, match="made from unknown, and the old job has no offset") as raised:
+        decode(record(b"v", family=b"default", processed=b'{"a": 9, "unknown": 0}'))
+    assert "--offset unknown-PARTITION=" in str(raised.value.hint)
     for wrong in (b"no json", b"[1]", b'{"a": "x"}', b'{"a": null}'):
         with pytest.raises(InvalidError, match="not a JSON object of offsets"):
             decode(record(b"v", family=b"default", processed=wrong))

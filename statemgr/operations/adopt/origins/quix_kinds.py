@@ -127,9 +127,20 @@ class _Decoder:
             processed = json.loads(header) if header else None
             if processed is None:
                 return None
-            return all(int(last) < self._committed.get(topic, 0) for topic, last in processed.items())
+            last_offsets = {topic: int(last) for topic, last in processed.items()}
         except (ValueError, OverflowError, TypeError, AttributeError):
             raise InvalidError(f"the header {_PROCESSED} is not a JSON object of offsets", offset=offset) from None
+        if any(last >= self._committed[topic] for topic, last in last_offsets.items() if topic in self._committed):
+            return False
+        for topic in last_offsets.keys() - self._committed.keys():
+            raise InvalidError(
+                f"a record was made from {topic}, and the old job has no offset of its partition there: whether it had "
+                "committed that input is unknown",
+                hint=f"give the offset with `statemgr adopt --offset {topic}-PARTITION=OFFSET`: 0 leaves all such "
+                "records out, the end of the partition takes them all",
+                offset=offset,
+            )
+        return True
 
 
 def _as_it_is(record: OldRecord) -> bytes:
