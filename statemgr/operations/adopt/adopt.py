@@ -11,6 +11,8 @@ Steps, which write nothing to the old job's topics unless the changelogs are ado
 5. publish the first checkpoint of all tasks in one transaction (``publish``): input offsets, and a marker for each
    store at the end of its changelog, or of its snapshot; and a record of where the old job was (``adopted_job``)
 6. remove the TTL of the snapshots' blobs; the first opening of the new job tries again what fails
+7. if the changelogs are adopted in place, write the state of each task again after the records that the old job did not
+   commit, because compaction would soon use these records to remove what the checkpoint needs
 
 A run after step 5 finds that record, and reports the success of the earlier run.
 """
@@ -24,10 +26,12 @@ from functools import partial
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, PermissionNeeded, StatemgrError
+from statemgr.flows.committing.commit import CommitBase
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.adopted_job import gone_on
 from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.opening_checks import refuse_lost_job
+from statemgr.flows.opening.repair import prepare_repair, repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published
 from statemgr.ids import task_name
@@ -145,10 +149,11 @@ def adopt(
             raise running("its offsets or topics have changed during the copy")
         publish_now(owner, "the adoption", commits)  # 5 and 6
         undo.pop_all()
+        failed = [*_written_again(owner, found, local_copies=local_copies)] if in_place else []  # 7
     stores = {
         name: replace(store, counts=tuple(one.counts for one in copied[name])) for name, store in found.stores.items()
     }
-    notes = (*found.notes, *filter(None, [copies.note]), *_restarted(old, made))
+    notes = (*found.notes, *filter(None, [copies.note]), *failed, *_restarted(old, made))
     counts = {store: [one.counts for one in of] for store, of in snapshots.items()}
     return Adopted(replace(found, stores=stores, notes=notes), counts, published.checkpoints)
 
@@ -167,6 +172,36 @@ def _what_to_remove(services: Services) -> Iterator[None]:
             "check kafka.bootstrap.servers and task.checkpoint.topic",
             **error.where,
         ) from None
+
+
+def _written_again(owner: Owner, found: OldJob, *, local_copies: bool) -> Iterator[str]:
+    """Step 7. Yields: a note if it failed. The adoption is in force, and the first opening of each task tries again."""
+    services, published = owner.services, owner.published
+    tails = {
+        task_name(task): frozenset(
+            (KAFKA_CHANGELOG, store.name) for store in found.stores.values() if store.partitions[task].has_tail
+        )
+        for task in range(found.tasks)
+    }
+    if not any(tails.values()):
+        return
+    try:
+        commits = []
+        for task, record in published.records.items():
+            assert record is not None
+            base = CommitBase(task, published.layout, published.epoch, record.current, tails[task])
+            attachments = repeated_attachments(record.current)
+            commits.append(prepare_repair(services, record, base, attachments=attachments)[1])
+        publish_now(owner, "the state after the records that the old job did not commit", commits)
+        for task, pairs in tails.items() if not local_copies else ():
+            for _, store in pairs:
+                services.directories(task, store).keep_only(())
+    except StatemgrError as error:
+        yield (
+            "the state was not written again after the records that the old job did not commit: open every task of the "
+            "new job before these records are older than min.compaction.lag.ms of the changelogs, because it cannot be "
+            f"restored from there afterwards: {error}"
+        )
 
 
 def _restarted(old: OldTopics, made: AdoptedJob) -> Iterator[str]:

@@ -62,6 +62,11 @@ class OldPartition:
     is_exact: bool = False
     until_ms: int | None = field(default=None, compare=False)
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether records after ``end`` are left out."""
+        return self.end < self.bounds.end
+
 
 @dataclass(frozen=True)
 class Proof:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from statemgr.errors import InvalidError
+from statemgr.errors import AccessDenied, InvalidError
 from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.operations.adopt import adopt as flow
 from statemgr.operations.adopt import look as looking
@@ -142,3 +142,38 @@ def test_kafka_deletes_records_before_they_are_hashed(servers: MemoryServers) ->
     with OldTopics(job.config, servers.clock) as old:
         found = job.work(lambda services, _: contents(services, old, adopted, no_progress))
     assert [content.keys for content in found["totals"]] == [len(keys) - 1 for keys in KEYS]
+
+
+@pytest.mark.parametrize("local_copies", [True, False])
+def test_in_place_the_state_is_written_again_after_what_was_not_committed(
+    job: MemoryJob, servers: MemoryServers, local_copies: bool
+) -> None:
+    """Later, compaction removes values of the checkpoint in favour of records that it leaves out. The job is restored
+    on another machine all the same, and the old job is still asked for."""
+    assert is_exact(job.adopt(REQUEST, in_place=True, local_copies=local_copies))
+    copies = [found for found in job.config.state_dir.glob("**/committed/*") if found.is_dir()]
+    assert bool(copies) is local_copies
+    servers.clock.advance(2 * LAG_MS / 1000)
+    for task in (0, 1):
+        servers.broker.compact("old-totals", task)
+    elsewhere = servers.on_disk(job.config, "elsewhere")
+    with servers.manager(elsewhere, "kafka-partition") as manager:
+        for number, keys in enumerate(KEYS):
+            with manager.open_task(f"Partition {number}") as task:
+                assert dict(task.store("totals").range()) == dict.fromkeys(keys, b"1")
+                assert task.last_checkpoint is not None
+                assert (task.last_checkpoint.sequence, task.last_checkpoint.output_sequence) == (2, 1)
+
+
+def test_in_place_the_state_cannot_be_written_again(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adoption is in force, and says what to do."""
+
+    def denied(*arguments: object, **more: object) -> None:
+        raise AccessDenied("told to")
+
+    monkeypatch.setattr(flow, "prepare_repair", denied)
+    adopted = job.adopt(REQUEST, in_place=True)
+    assert list(adopted.checkpoints) == ["Partition 0", "Partition 1"]
+    assert adopted.old is not None
+    assert any("open every task of the new job before" in note for note in adopted.old.notes)
+    assert job.adopt(REQUEST, in_place=True).old is None
