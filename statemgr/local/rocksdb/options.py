@@ -34,6 +34,9 @@ BRIEF = "opened.briefly"
 #: Files in level 0 from which RocksDB delays and stops writes. A restore may leave 80 (statemgr.backends.blobs.tables);
 #: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction.
 _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
+#: Bytes that a memtable takes at a time. With RocksDB's own 1 MiB, 56 stores with a few changes each would use up the
+#: memtables of the default budget, and every write would flush.
+_ARENA_BLOCK = 64 * 1024
 
 
 def normal(options: Mapping[str, object], *, create: bool) -> Options:
@@ -47,6 +50,7 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
     made.set_block_based_table_factory(_table(value))
     made.set_write_buffer_manager(shared_memory().memtables)
     made.set_write_buffer_size(integer("write.buffer.size.bytes"))
+    made.set_arena_block_size(min(_ARENA_BLOCK, integer("write.buffer.size.bytes") // 8))
     made.set_max_write_buffer_number(integer("num.write.buffers"))
     made.set_target_file_size_base(integer("target.file.size.bytes"))
     made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -236,6 +237,22 @@ def test_memtables_of_all_stores_stay_within_the_budget(tmp_path: Path) -> None:
     highest, keys = map(int, run.stdout.split())
     assert keys == 60 * 4 * 500
     assert highest < 8 << 20
+
+
+def test_many_stores_with_few_changes_do_not_flush(
+    open_at: Callable[..., RocksDbStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 MB in a hundred stores fit into the memtables of the default budget, so nearly no write flushes its store."""
+    monkeypatch.setattr(rocksdb_options, "_shared", None)
+    monkeypatch.setattr(rocksdb_options, "_budget", 0)
+    stores = [open_at(tmp_path / str(number), level0_compaction_trigger=1000) for number in range(100)]
+    for turn in range(20):
+        for store in stores:
+            store.write([(b"%02d%03d" % (turn, number), os.urandom(100)) for number in range(50)])
+        while any(store.statistics()["rocksdb.num-immutable-mem-table"] for store in stores):
+            time.sleep(0.001)  # on its way to the disk
+    files = [store.statistics()["rocksdb.num-files-at-level0"] for store in stores]
+    assert sum(files) < len(stores), files
 
 
 def test_statistics_of_rocksdb_itself(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
