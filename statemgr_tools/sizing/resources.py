@@ -31,6 +31,8 @@ RESTORED_BYTES, INGESTED_BYTES = 1_382e6, 220e6
 APPLIED_S = 2e-6
 #: Bytes of a process without stores, of a thread's transfer buffer, of a store's write buffer and of its change buffer.
 PROCESS, BUFFER, WRITE_BUFFER, CHANGE_BUFFER = 90 * MIB, MIB, 4 * MIB, 32 * MIB
+#: Most bytes of changelog records that wait in a task's producer (statemgr.kafka.clients).
+PRODUCER_QUEUE = 32 * MIB
 #: Seconds of a publish (docs/performance.md, Batches on Spark).
 PUBLISH_S = 0.021
 #: Seconds after which a process lists the orders to check blobs (statemgr.engine.coordinator), and after which a task
@@ -250,11 +252,13 @@ class Resources:
 
     @cached_property
     def memory_per_process(self) -> float:
-        """Bytes of resident memory: the shared budget of RocksDB, buffers of stores and transfers, and Python."""
+        """Bytes of resident memory: the shared budget of RocksDB, buffers of stores, transfers and producers, and
+        Python."""
         changed = self.commits.changes * self.commits.record_bytes
         buffers = min(WRITE_BUFFER, changed) + min(CHANGE_BUFFER, changed)
-        stores = self.tasks_per_process * self.given.stores
-        return PROCESS + self.given.memory_bytes + stores * buffers + self.given.parallelism * BUFFER
+        queue = self.given.changelog * min(PRODUCER_QUEUE, self.given.stores * changed)
+        of_tasks = self.tasks_per_process * (self.given.stores * buffers + queue)
+        return PROCESS + self.given.memory_bytes + of_tasks + self.given.parallelism * BUFFER
 
     @cached_property
     def network_per_process(self) -> float:

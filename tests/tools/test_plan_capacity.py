@@ -22,6 +22,7 @@ from statemgr.engine import coordinator
 from statemgr.errors import InvalidError
 from statemgr.flows.committing.background_snapshots import share_of_interval
 from statemgr.ids import task_name
+from statemgr.kafka.clients import QUEUE_BYTES
 from statemgr.ports import Body, StoreIdentity
 from statemgr.testing import JobTester
 from statemgr_tools.sizing import resources
@@ -178,6 +179,13 @@ def test_more_retained_checkpoints_store_more() -> None:
     given = Workload(tasks=10, keys=1e7, changes_per_s=1e4)
     stored = [Resources(replace(given, retained=retained)).commits.stored_bytes for retained in (1, 2, 100)]
     assert stored[0] < stored[1] < stored[2]
+
+
+def test_records_that_are_being_sent_take_memory() -> None:
+    """Each task of a process has a producer, which holds a limited part of the changes of a commit."""
+    given = Workload(tasks=10, processes=5, stores=2, keys=1e7, changes_per_s=1e6, changelog=True)
+    with_changelog, without = (Resources(one).memory_per_process for one in (given, replace(given, changelog=False)))
+    assert with_changelog - without == 2 * QUEUE_BYTES
 
 
 def test_an_idle_job_has_no_requests() -> None:

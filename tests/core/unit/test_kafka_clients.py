@@ -21,7 +21,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.kafka.clients import consumer, producer
+from statemgr.kafka.clients import INSTEAD, consumer, producer
 from statemgr.kafka.errors import (
     FENCED,
     ClientErrors,
@@ -342,6 +342,36 @@ def test_what_the_protocol_needs_wins_over_the_configuration() -> None:
     )
     with pytest.raises(ConfigError, match="idempotence"):
         producer(config, ClientErrors(), enable_idempotence=True, transactional_id="x")
+
+
+@pytest.mark.parametrize(
+    ("given", "kbytes"),
+    [
+        ({}, 32 * 1024),
+        ({"kafka.queue.buffering.max.kbytes": 1000}, 1000),
+        ({"kafka.producer.queue.buffering.max.kbytes": "2000"}, "2000"),
+        ({"kafka.message.max.bytes": 100 * 1024 * 1024}, 100 * 1024),
+    ],
+)
+def test_records_that_wait_take_little_memory(
+    given: dict[str, object], kbytes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process has a producer for each task. The configuration can set another limit."""
+    monkeypatch.setitem(INSTEAD, "settings:1", lambda _, settings: settings)
+    config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "settings:1", **given})
+    transactional = TransactionalProducer(config, "id", SystemClock(), 10_000, ClientErrors())
+    settings: dict[str, object] = transactional.client  # type: ignore[assignment]
+    assert settings["queue.buffering.max.kbytes"] == kbytes
+
+
+def test_the_largest_record_fits_into_the_queue() -> None:
+    """librdkafka takes no value that is larger than its whole queue, however long one waits."""
+    config = JobConfig.from_mapping(
+        {"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1", "kafka.message.max.bytes": 50_000_000}
+    )
+    client = producer(config, ClientErrors())
+    client.produce("orders", bytes(config.most_record_bytes))
+    client.purge()
 
 
 def test_a_temporary_topic_that_was_not_seen_in_time_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
