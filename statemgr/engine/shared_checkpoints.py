@@ -72,12 +72,19 @@ def share_checkpoints(config: JobConfig, checkpoints: Mapping[str, Checkpoint]) 
     try:
         yield SharedCheckpoints(blob=blob, cell_size=cell_size)
     finally:
-        host.background.submit(_delete, host.services, blob)
+        with _or_it_expires():
+            host.background.submit(_delete, host.services, blob)
 
 
 def _delete(services: Services, blob: str) -> None:
-    try:
+    with _or_it_expires():
         services.blobs().delete(blob)
+
+
+@contextmanager
+def _or_it_expires() -> Iterator[None]:
+    try:
+        yield
     except StatemgrError as error:
         log.warning("the checkpoints that were passed to workers were not deleted; they expire: %s", error)
 

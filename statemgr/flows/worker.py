@@ -67,18 +67,8 @@ class Worker(Generic[T]):
         with self._changed:
             if self._closing or self.busy:
                 return None
-            self._last = future = self._submit(work)
+            self._last = future = self._executor.submit(work)
             return future
-
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
-        try:
-            return self._executor.submit(work)
-        except RuntimeError as error:
-            if "new thread" not in str(error):
-                raise
-            raise RetryableError(
-                f"{self._subject}: {error}", hint="raise the number of threads that this process or container may have"
-            ) from error
 
     def attempt(self, what: str, work: Callable[[], object]) -> bool:
         """Run ``work`` that nobody waits for; ``what`` names it in the log. Returns: whether it was started."""
@@ -148,7 +138,7 @@ class Worker(Generic[T]):
             if not self._closing and not self._repeating:
                 self._repeating = True
                 try:
-                    self._last = self._submit(lambda: self._repeat(what, look))  # type: ignore[arg-type, return-value]
+                    self._last = self._executor.submit(self._repeat, what, look)  # type: ignore[arg-type]
                 except RetryableError as error:
                     self._repeating = False
                     self._log_failure(what, error)

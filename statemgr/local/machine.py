@@ -8,13 +8,16 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from statemgr.errors import RetryableError
 from statemgr.ids import IdSource
 from statemgr.local.durable import boot_id
 from statemgr.model.checkpoint import MOST_HOST, Owner
@@ -104,7 +107,7 @@ class Threads:
 
     def pool(self, name: str, threads: int) -> Executor:
         """See the port."""
-        return ThreadPoolExecutor(threads, thread_name_prefix=f"statemgr-{name}")
+        return _Pool(threads, thread_name_prefix=f"statemgr-{name}")
 
     def worker(self, name: str, *, background: bool) -> Executor:
         """See the port."""
@@ -119,8 +122,48 @@ class Threads:
         self._shared.shutdown(wait=False)
 
 
+@contextmanager
+def _starting(name: str | None) -> Iterator[None]:
+    """A block that may start a thread. Raises: RetryableError if this process can start no more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "new thread" not in str(error):
+            raise
+        raise RetryableError(
+            str(error), hint="raise the number of threads that this process or container may have", thread=name
+        ) from error
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+            del future, call  # the error has this frame
+
+
+class _Pool(ThreadPoolExecutor):
+    """If the process can start no more threads, it goes on with those that it has."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin as soon as a thread is free. Raises: RetryableError if there is none, and none can be started."""
+        with _starting(self._thread_name_prefix):
+            return super().submit(work, *args, **kwargs)
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                self._work_queue.get_nowait()  # the call that is being submitted: nothing runs it
+                raise
+
+
 class _Share(Executor):
-    """Uses the threads of a pool, which get its name while they work for it."""
+    """Uses the threads of a pool, which get its name while they work for it. Its calls may wait for each other, so each
+    needs a thread of its own."""
 
     def __init__(self, pool: Executor, name: str) -> None:
         self._pool = pool
@@ -128,20 +171,20 @@ class _Share(Executor):
         self._calls: WeakSet[Future[Any]] = WeakSet()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin as soon as a thread is free."""
-        refused = False
+        """Begin at once. Raises: RetryableError if there is no free thread, and none can be started."""
+        future: Future[Any] = Future()
 
-        def run() -> Any:
-            if refused:
-                return None
+        def call() -> Any:
             threading.current_thread().name = self._name
             return work(*args, **kwargs)
 
         try:
-            future = self._pool.submit(run)
-        except RuntimeError:
-            refused = True  # without a new thread, the pool has it in its queue all the same
-            raise
+            with _starting(self._name):
+                self._pool.submit(_run, future, call)
+        except RetryableError:
+            # the pool has it in its queue all the same, and a thread that has become free may run it already
+            if future.cancel():
+                raise
         self._calls.add(future)
         return future
 
@@ -163,18 +206,12 @@ class _DaemonThreads(Executor):
         self._threads: WeakSet[threading.Thread] = WeakSet()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin at once."""
+        """Begin at once. Raises: RetryableError if no thread can be started."""
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                future.set_result(work(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        thread = threading.Thread(target=run, name=self._name, daemon=True)
-        thread.start()
+        call = partial(work, *args, **kwargs)
+        thread = threading.Thread(target=_run, args=(future, call), name=self._name, daemon=True)
+        with _starting(self._name):
+            thread.start()
         self._threads.add(thread)
         return future
 

@@ -78,10 +78,14 @@ def wait_for(clock: Clock, changed: Condition, ready: Callable[[], bool], second
 
 
 class Executors(Protocol):
-    """Makes the threads that run work in the background. A simulation replaces them with its own scheduler."""
+    """Makes the threads that run work in the background. A simulation replaces them with its own scheduler.
+
+    Submitting work raises RetryableError if it needs a new thread and this process can start no more; it does not run.
+    """
 
     def pool(self, name: str, threads: int) -> Executor:
-        """A pool that runs up to ``threads`` calls at a time. The caller shuts it down."""
+        """A pool that runs up to ``threads`` calls at a time; with fewer if the process can start no more. None of them
+        waits for another one. The caller shuts it down."""
 
     def worker(self, name: str, *, background: bool) -> Executor:
         """A thread for one call at a time. A process that ends does not wait for a ``background`` one."""

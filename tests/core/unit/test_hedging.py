@@ -13,6 +13,8 @@ from statemgr.errors import UnavailableError
 from statemgr.local.machine import Threads
 from statemgr.transfer.hedging import Hedger
 from tests.blob_faults import ManualClock
+from tests.few_threads import no_new_threads
+from tests.kafka_jobs import wait_until
 
 LIMIT_S = 20
 
@@ -112,6 +114,21 @@ def test_a_first_attempt_that_fails_before_the_delay_is_the_answer(clock: Manual
         hedger.call(attempt)
     hedger.close()
     assert hedger.extra == 0
+
+
+def test_an_extra_attempt_without_a_thread_is_done_without(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that can start no more threads does not hedge, and the first attempt counts."""
+    hedger = Hedger(clock, Threads(), threads=8, budget=1, least_samples=1, least_delay=0)
+    hedger.call(lambda number: number)  # starts the only thread
+    with no_new_threads(monkeypatch):
+
+        def attempt(number: int) -> int:
+            wait_until(lambda: hedger.extra == 2)
+            return number
+
+        assert hedger.call(attempt) == 0
+    hedger.close()
+    assert (hedger.first, hedger.extra, hedger.lost) == (2, 0, 0)
 
 
 def test_an_error_in_lost_changes_nothing(hedger: Hedger, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The system's clock and IDs."""
+"""The system's clock, IDs and threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from statemgr.config import JobConfig
+from statemgr.errors import RetryableError
 from statemgr.ids import CheckpointId
 from statemgr.local import machine
-from statemgr.local.machine import SystemClock, moment, processors, system_ids
+from statemgr.local.machine import SystemClock, Threads, moment, processors, system_ids
 from statemgr.wiring import open_services
+from tests.few_threads import no_new_threads
 
 
 def test_clock_moves_on() -> None:
@@ -54,6 +56,40 @@ def test_a_close_waits_for_no_try_in_the_background(tmp_path: Path) -> None:
     closing.join(30)
     assert not closing.is_alive()
     waiting.result(30)
+
+
+def test_a_pool_goes_on_with_the_threads_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of threads makes its calls slower. Without any thread a call fails, can be repeated, and does not run."""
+    ran: list[str] = []
+    go = threading.Event()
+    with Threads().pool("test", 2) as pool:
+        with no_new_threads(monkeypatch), pytest.raises(RetryableError, match="new thread"):
+            pool.submit(ran.append, "refused")
+        first = pool.submit(go.wait, 30)
+        with no_new_threads(monkeypatch):
+            second = pool.submit(ran.append, "second")
+        assert not second.done()
+        go.set()
+        assert first.result()
+        second.result(30)
+    assert ran == ["second"]
+
+
+def test_work_that_a_thread_has_taken_was_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread becomes free while another one cannot be started: the caller learns that its work runs."""
+    executors, go, taken = Threads(), threading.Event(), threading.Event()
+    executors.worker("first", background=False).submit(go.wait, 30)
+
+    def refused(_: threading.Thread) -> None:
+        go.set()
+        assert taken.wait(30)
+        raise RuntimeError("can't start new thread")
+
+    second = executors.worker("second", background=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert second.submit(taken.set).result(30) is None
+    executors.close()
 
 
 def test_ids_are_unique() -> None:

@@ -24,6 +24,7 @@ from statemgr.services import Services
 from statemgr.transfer import packs
 from statemgr.transfer.transfer import Transfer
 from statemgr.wiring import open_services
+from tests.few_threads import no_new_threads
 from tests.small_disks import fill
 
 
@@ -134,15 +135,9 @@ def test_a_commit_alone_waits_for_nobody(batches: SegmentBatches, store: SlowSto
 def test_a_batch_that_nobody_can_run_gets_no_commits(
     batches: SegmentBatches, store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a thread for it, the commit fails. The next one begins another batch."""
-
-    def refused(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batches._pool, "submit", refused)
-        with pytest.raises(RuntimeError, match="new thread"):
-            write(batches, 0, b"x")
+    """Without a thread for it, the commit fails, and can be repeated. The next one begins another batch."""
+    with no_new_threads(monkeypatch), pytest.raises(RetryableError, match="new thread"):
+        write(batches, 0, b"x")
     ref, stored = write(batches, 0, b"again")
     assert content(store, stored.blob_id)[ref.offset : ref.offset + ref.size] == b"again"
 

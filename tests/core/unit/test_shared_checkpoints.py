@@ -13,6 +13,7 @@ from statemgr.engine.host import attempt_host
 from statemgr.errors import CorruptBlob, MissingBlob
 from statemgr.ids import CheckpointId, task_name
 from statemgr.model.checkpoint import Attachment, BlobMarker, Checkpoint, MicroBatch
+from tests.few_threads import no_new_threads
 
 
 def config(directory: Path, tasks: int) -> JobConfig:
@@ -65,6 +66,16 @@ def test_each_worker_gets_its_own_checkpoint(tmp_path: Path, tasks: int) -> None
     if found.blob:
         with pytest.raises(MissingBlob):
             found.of_task(job, 0)
+
+
+def test_a_blob_that_no_thread_deletes_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that can start no more threads does not fail the batch for it."""
+    published = {task_name(task): checkpoint(task, 100) for task in range(500)}
+    with no_new_threads(monkeypatch), share_checkpoints(config(tmp_path, 500), published) as found:
+        assert found.blob
+    assert "were not deleted; they expire" in caplog.text
 
 
 def test_what_travels_with_the_function_is_bounded(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from statemgr.flows.worker import TRIES, Worker
 from statemgr.local.machine import Threads
 from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
+from tests.few_threads import no_new_threads
 
 
 class Hurried(ManualClock):
@@ -123,12 +124,7 @@ def test_who_is_fenced_is_done(worker: Worker[Any], clock: Hurried, caplog: pyte
 def test_work_starts_when_there_are_threads_again(worker: Worker[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process under a limit of threads is not without its background work for good."""
     ran: list[str] = []
-
-    def no_thread(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
+    with no_new_threads(monkeypatch):
         with pytest.raises(RetryableError, match="can't start new thread"):
             worker.start(lambda: ran.append("start"))
         assert not worker.attempt("trying", lambda: ran.append("attempt"))
