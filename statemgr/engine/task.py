@@ -320,7 +320,11 @@ class Task:
             frozen = freeze(self._services, self._stores, base, input_offsets, waiting, local_copies=whole)
         self.metrics.measure(self._stores)
         self.metrics.carried(sum(self._stores[name].changes_in(part) for name, part in frozen.stores.items()))
-        return self._pending.start(lambda: self._finish(frozen, input_ids, whole, flow))
+        try:
+            return self._pending.start(lambda: self._finish(frozen, input_ids, whole, flow))
+        except BaseException:
+            discard(self._stores, frozen.stores)
+            raise
 
     def _check_sources(self, input_offsets: Mapping[str, int]) -> None:
         """Refuse a commit that would forget a position: after a crash, its input would be processed a second time."""

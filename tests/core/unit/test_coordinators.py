@@ -1,9 +1,10 @@
-"""The owners of tasks and of whole jobs: failures of what follows a publish. Needs no broker."""
+"""The owners of tasks and of whole jobs: failures of a commit, and of what follows a publish. Needs no broker."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.errors import AccessDenied, FencedError, InvalidError
+from statemgr.errors import AccessDenied, FencedError, InvalidError, RetryableError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
@@ -44,6 +45,25 @@ def publish_first(servers: MemoryServers) -> None:
     with servers.manager(driver, "kafka-partition") as manager:
         epoch = manager.acquire()
         manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES])
+
+
+def test_a_commit_without_a_thread_leaves_no_directory(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directories of its stores are removed, and the next commit has its changes."""
+
+    def refused(*_: object) -> None:
+        raise RetryableError("can't start new thread")
+
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        task.store("totals").put(b"k", b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(task._pending._worker._executor, "submit", refused)
+            with pytest.raises(RetryableError, match="new thread"):
+                task.commit({"orders-0": 1})
+        assert not list(Path(config.state_dir).rglob("staging/*"))
+        task.commit({"orders-0": 1})
+        assert not task.has_changes
 
 
 def test_a_failed_clean_up_forgets_no_ttl(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
