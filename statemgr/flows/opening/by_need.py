@@ -105,8 +105,9 @@ def fetch_rest(
                     )  # fmt: skip
                 worker.pause(_PAUSE_S)
             else:
-                seconds = services.clock.elapsed() - began
-                log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)
+                if not state.missing:  # otherwise another process has fetched it, or the state is closed
+                    seconds = services.clock.elapsed() - began
+                    log.info("%s: all of it is here (%s fetched) after %.1f s", identity, size(state.fetched), seconds)
                 return
 
     def stop() -> Future[None]:

@@ -8,7 +8,8 @@ An attempt is open for a moment only. So the process keeps a state that was open
 3. each attempt gets a branch: a store with the content of now, in a directory of its own. The table files are the same
    files with the same holes, so what one attempt reads is here for the next one
 4. between attempts and during them, one process of the machine fetches the rest
-5. then the state becomes a local copy, from which attempts on this machine begin as usual
+5. then the state becomes a local copy, from which attempts on this machine begin as usual. The other processes close
+   theirs as soon as no attempt works on it
 
 Until step 5, all directories are staging directories of this process. If it dies, the next process that opens the task
 by need takes the files over, and verifies each part that it keeps.
@@ -79,6 +80,8 @@ class _SharedState:
         self._branches: list[PartialState] = []
         self._stop: Callable[[], Future[None] | None] = lambda: None
         self._fetches = False
+        #: Whether another process has made a local copy.
+        self._superseded = False
 
     def branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
         with self._lock:
@@ -95,7 +98,7 @@ class _SharedState:
             if self._branches:
                 return None  # an attempt at another checkpoint is open
             self.close()
-            self._opened = open_by_need(self._services, factory, request)
+            self._opened, self._superseded = open_by_need(self._services, factory, request), False
             if self._opened is None:
                 return None
             for leftover in self._directories.leftovers():
@@ -122,8 +125,20 @@ class _SharedState:
         return self._opened.state.follow(marker)
 
     def release(self, branch: PartialState) -> None:
-        with self._lock, suppress(ValueError):
-            self._branches.remove(branch)
+        with self._lock:
+            with suppress(ValueError):
+                self._branches.remove(branch)
+            self._close_superseded()
+
+    def _close_superseded(self) -> None:
+        """Close the state if another process has made a local copy, and no attempt works on it. The caller holds the
+        lock."""
+        opened = self._opened
+        if opened is None or not self._superseded or self._branches:
+            return
+        self._opened = None
+        opened.state.store.close()
+        self._directories.discard(opened.directory)
 
     def close(self) -> None:
         """Stop fetching, and leave the files to the next opening."""
@@ -150,7 +165,11 @@ class _SharedState:
             if not is_free:
                 raise RetryableError("another process of this machine fetches it")
             if self._directories.reusable():
-                return  # another process has fetched it
+                log.info("%s: another process of this machine has fetched all of it", self._identity)
+                with self._lock:
+                    self._superseded = self._opened is opened
+                    self._close_superseded()
+                return
             if self._directories.leftovers():
                 raise RetryableError("the process that fetched it has died, and the next attempt takes its files over")
             self._fetches = True

@@ -307,6 +307,24 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
     assert len(parts) == len(set(parts))
 
 
+def test_a_process_closes_what_another_one_has_fetched(job: Job, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps the state while an attempt works on it, and nothing of it afterwards."""
+    caplog.set_level("INFO")
+    with job.worker("second") as first, job.worker("second") as second:
+        job.batch(first, {key(1): b"one"})
+        with job.open(second) as opened:
+            gate.open.set()
+            wait_until(lambda: "another process of this machine has fetched all of it" in caplog.text, 60)
+            assert second.shared is not None
+            job.check(opened)
+        assert second.shared is None
+        wait_until(lambda: first.shared is None and not any(Path(first.config.state_dir).rglob("staging/*")), 60)
+        with job.open(second) as opened:
+            assert opened.restored[0].bytes_reused > 0
+            job.check(opened)
+    assert caplog.text.count("all of it is here") == 1
+
+
 def test_an_attempt_that_cannot_open_leaves_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its branch counts no more, so the state can be opened again for an attempt at another checkpoint."""
 
