@@ -193,11 +193,11 @@ def _damaged_blobs(services: Services, task: str, checkpoint: Checkpoint, turn: 
     }
     absent = transfer.absent(ref.blob_id for ref in users if ref not in set(whole))
     failed |= {ref: absent[ref.blob_id] for ref in users if ref.blob_id in absent}
-    damaged = {ref: problem for ref, problem in failed.items() if isinstance(problem, MissingError | CorruptError)}
-    for ref, problem in damaged.items():
-        found |= dict.fromkeys(users[ref], f"{ref.blob_id}: {problem.message}")
-    for problem in failed.values() if not found else ():  # damage is reported, whatever else could not be checked
-        raise problem
+    for ref, problem in failed.items():
+        if isinstance(problem, MissingError | CorruptError):
+            found |= dict.fromkeys(users[ref], f"{ref.blob_id}: {problem.message}")
+    if failed and not found:  # damage is reported, whatever else could not be checked
+        raise next(iter(failed.values()))
     return found
 
 

@@ -209,7 +209,7 @@ class OldTopics:
 
 def _not_yet(found: ConsumerGroupTopicPartitions) -> KafkaError | None:
     """The error in an answer about one partition of a group, if the question should be put again."""
-    (answer,) = found.topic_partitions
+    (answer,) = found.topic_partitions or ()
     return answer.error if answer.error is not None and may_pass(answer.error) else None
 
 
