@@ -209,8 +209,8 @@ class OldTopics:
 
 def _not_yet(found: ConsumerGroupTopicPartitions) -> KafkaError | None:
     """The error in an answer about one partition of a group, if the question should be put again."""
-    (answer,) = found.topic_partitions or ()
-    return answer.error if answer.error is not None and may_pass(answer.error) else None
+    errors = (answer.error for answer in found.topic_partitions or ())
+    return next((error for error in errors if error is not None and may_pass(error)), None)
 
 
 def _keys(batch: Sequence[Message], topic: str, partition: int) -> list[bytes]:
