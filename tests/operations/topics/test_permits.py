@@ -139,9 +139,9 @@ def test_a_permission_is_taken_back(config: JobConfig, permit: Permit) -> None:
 
 def test_a_permission_of_newer_software(config: JobConfig, permit: Permit, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by an opening of its task alone, which would use it up, and can be taken back."""
-    monkeypatch.setattr(Permissions, "names", property(lambda given: ("allow_other_planets",)))
-    permit("--allow-new-stores", "--task", TASKS[0])
-    monkeypatch.undo()
+    with monkeypatch.context() as newer:
+        newer.setattr(Permissions, "names", property(lambda given: ("allow_other_planets",)))
+        permit("--allow-new-stores", "--task", TASKS[0])
     assert waiting(permit) == {TASKS[0]: ["allow_other_planets"]}
     commit(config, {b"a": b"2"}, {"orders-1": 2}, TASKS[1])
     with pytest.raises(PermissionNeeded, match="allow_other_planets"):
