@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from statemgr.config import JobConfig
 from statemgr.errors import ConfigError, UnavailableError
 from statemgr.ids import topic_name
+from statemgr.kafka.admin_client import GuardedAdminClient
 from statemgr.kafka.errors import ClientErrors
 from statemgr.logs import Event, RateLimit
 from statemgr.os_errors import LIMIT_HINT, Fault, fault_in
@@ -74,7 +75,7 @@ def consumer(config: JobConfig, errors: ClientErrors, **own: Any) -> Consumer:
 
 def admin(config: JobConfig, errors: ClientErrors) -> AdminClient:
     """An admin client. Raises: ConfigError."""
-    return make(AdminClient, settings_of(config, "admin", errors, {}, {}))
+    return make(GuardedAdminClient, settings_of(config, "admin", errors, {}, {}))
 
 
 def settings_of(

@@ -21,8 +21,8 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
+from statemgr.kafka.admin_client import GuardedAdminClient
 from statemgr.kafka.clients import INSTEAD
 from statemgr.kafka.errors import ClientErrors
 from statemgr.kafka.group_consumer import GroupConsumer
@@ -41,7 +41,7 @@ def served(broker: MemoryBroker, servers: str) -> Iterator[None]:
         Producer: MemoryProducer,
         Consumer: MemoryConsumer,
         GroupConsumer: MemoryGroupConsumer,
-        AdminClient: MemoryAdmin,
+        GuardedAdminClient: MemoryAdmin,
     }
     INSTEAD[servers] = lambda kind, settings: kinds[kind](broker, settings)
     try:

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from statemgr.blobs import memory
 from statemgr.blobs.body import BytesReader
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
+from statemgr.kafka.admin_client import GuardedAdminClient
 from statemgr.kafka.clients import INSTEAD
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
@@ -558,7 +558,7 @@ class SimulatedBlobStore(MemoryBlobStore):
 def served(broker: Broker, servers: str) -> Iterator[None]:
     """In this block, clients of ``servers`` are clients of the broker, and stores of ``memory://`` are simulated."""
     kinds: dict[object, Callable[[Broker, Mapping[str, Any]], Any]] = {
-        Producer: SimulatedProducer, Consumer: SimulatedConsumer, AdminClient: SimulatedAdmin,
+        Producer: SimulatedProducer, Consumer: SimulatedConsumer, GuardedAdminClient: SimulatedAdmin,
         GroupConsumer: SimulatedGroupConsumer,
     }  # fmt: skip
 

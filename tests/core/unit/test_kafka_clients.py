@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from statemgr.config import JobConfig
 from statemgr.errors import (
@@ -21,6 +24,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.kafka.admin_client import GuardedAdminClient
 from statemgr.kafka.clients import INSTEAD, consumer, producer
 from statemgr.kafka.errors import (
     FENCED,
@@ -386,3 +390,27 @@ def test_a_temporary_topic_that_was_not_seen_in_time_is_deleted(monkeypatch: pyt
     with served(broker, "memory:late"), pytest.raises(UnavailableError, match="do not know"):
         BrokerTime(config, SystemClock(), system_ids()).now_ms()
     assert not broker.topics
+
+
+def test_leaders_are_looked_for_one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka crashes if an answer comes while it looks for others. A topic that it knows waits for nobody."""
+    asked: list[Future[object]] = []
+
+    def ask(self: AdminClient, places: Mapping[TopicPartition, object], **options: object) -> dict[object, object]:
+        asked.append(Future())
+        return dict.fromkeys(places, asked[-1])
+
+    monkeypatch.setattr(AdminClient, "list_offsets", ask)
+    client = GuardedAdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+    place = {TopicPartition("orders", 0): OffsetSpec.latest()}  # type: ignore[no-untyped-call]
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(client.list_offsets, place) for _ in range(2)]
+        wait_until(lambda: len(asked) == 1)
+        time.sleep(0.1)
+        assert len(asked) == 1, "the other one waits"
+        asked[0].set_result(1)
+        wait_until(lambda: len(asked) == 2)
+        asked[1].set_result(2)
+        assert {answer for one in both for answer in one.result().values()} == {*asked}
+    client.list_offsets(place)
+    assert not asked[2].done()
