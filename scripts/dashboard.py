@@ -38,6 +38,8 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
     ],
     "Who has the tasks and the state?": [
         ("Tasks by process", "short", {f"statemgr_tasks{{{_J}}}": "{{job}} {{instance}}"}),
+        ("Tasks that nobody has", "short", {
+            f"max by (job) (statemgr_job_tasks{{{_J}}}) - sum by (job) (statemgr_tasks{{{_J}}}) > 0": "{{job}}"}),
         ("State", "bytes", {f"sum by (job) (statemgr_state_bytes{{{_J}}})": "{{job}}"}),
         ("Keys", "short", {f"sum by (job) (statemgr_state_keys{{{_J}}})": "{{job}}"}),
         ("Ten largest tasks", "bytes", {f"topk(10, statemgr_state_bytes{{{_J}}})": "{{job}} {{task}}"}),

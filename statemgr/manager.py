@@ -68,6 +68,7 @@ class StateManager:
         self.clock, self.executors = made.clock, made.executors
         self._log = CheckpointTopic(config, made.clock, owned=True)
         self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, made.clock)
+        self.metrics.watch("job_tasks", lambda: [((), config.tasks)])
         self._topics = JobTopics(made)
         self._inputs = InputTopics(config, made.clock)
         self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)

@@ -62,6 +62,7 @@ def _gauge(name: str, text: str, *labels: str, most: str = "1") -> Declared:
 METRICS: dict[str, tuple[Declared, ...]] = {
     "tasks, lag and age": (
         _gauge("tasks", "Tasks that this process has open or is opening; on Spark, on the driver, all tasks"),
+        _gauge("job_tasks", "Tasks that the job has: `job.tasks` of this process"),
         _gauge(
             "input_lag",
             "Messages of an input partition that can be received and are not processed yet. On Spark `task` is empty, "

@@ -61,6 +61,7 @@ def test_an_owner_of_the_whole_job_has_the_same_series(kafka: KafkaServer, tmp_p
         lag = {**job, "task": "", "topic": topic, "partition": "0"}
         wait_until(lambda: registry.get_sample_value("statemgr_input_lag", lag) == 3)
         assert registry.get_sample_value("statemgr_tasks", job) == 2
+        assert registry.get_sample_value("statemgr_job_tasks", job) == 2
         for task in names:
             taken = registry.get_sample_value("statemgr_checkpoint_timestamp_seconds", {**job, "task": task})
             last = registry.get_sample_value("statemgr_last_commit_timestamp_seconds", {**job, "task": task})
