@@ -70,6 +70,12 @@ def task_path(task: str) -> str:
     return f"Partition_{task_index(task)}"
 
 
+def task_at(path: str) -> str | None:
+    """The task of a :func:`task_path`; None if it is something else."""
+    task = path.replace("_", " ", 1)
+    return task if _TASK.match(task) else None
+
+
 def source_topic(source: str) -> str | None:
     """The topic of a source partition (``orders-0`` → ``orders``). None if the name has another form."""
     match = _SOURCE.match(source)

@@ -179,6 +179,8 @@ class JobConfig:
         """Local directory of the stores, resolved. A relative path starts at the working directory."""
         return Path(str(self._resolved("state.dir")))
 
+    state_cleanup_delay_ms = _setting("state.cleanup.delay.ms", int)
+
     # --- checkpoints and commits ----------------------------------------------------------------------------
 
     checkpoint_replication_factor = _setting("task.checkpoint.replication.factor", int)

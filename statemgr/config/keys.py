@@ -96,6 +96,9 @@ KEYS: tuple[Key, ...] = (
         "`process_batch` for each task (it also stops after 16 MiB). It never waits for more messages."),
     Key("state.dir", TEXT, "./.statemgr/state",
         "Local directory of the stores. It is a cache: you may delete it while no task is open."),
+    Key("state.cleanup.delay.ms", duration(60_000, 3650 * DAY_MS), HOUR_MS,
+        "Remove a task's local state when the processes of this job on this machine have run for this long without the "
+        "task."),
     Key("state.memory.bytes", integer(8 * MEBIBYTE, 1024 * GIBIBYTE, _BYTES), 128 * MEBIBYTE,
         "Memory that all RocksDB stores of a process share for blocks, indexes, filters and memtables (memtables take "
         "up to half). If a process runs several jobs, the largest value applies."),

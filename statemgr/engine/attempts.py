@@ -295,7 +295,7 @@ def open_attempt(
             undo.callback(store.close)
         if checkpoint is not None:
             host.snapshots.start(stores, checkpoint)
-        host.sweep.start()
+        host.sweep.start([task])
         # the commit of this attempt makes the damaged backups again
         damaged = {(factory, one.store) for one in restored for factory in one.damaged}
         refill = epoch.refill.get(task, frozenset()) | damaged
@@ -335,5 +335,5 @@ def read_attachment(config: JobConfig, attachment: Attachment) -> bytes:
 
 def read_attachments(config: JobConfig, attachments: Sequence[Attachment]) -> list[bytes]:
     """The bytes of many attachments, read in parallel, in their order. Raises: as :func:`read_attachment`."""
-    with attempt_host(config).services.executors.pool("attachments", _READERS) as pool:
-        return list(pool.map(partial(read_attachment, config), attachments))
+    services = attempt_host(config).services
+    return services.in_parallel("attachments", partial(read_attachment, config), attachments, _READERS)

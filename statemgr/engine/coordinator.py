@@ -26,6 +26,7 @@ from statemgr.flows.offers import Adoption
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Damage, Published
+from statemgr.flows.sweep import Sweep
 from statemgr.flows.upkeep import Turn, Upkeep, find_damage, look
 from statemgr.flows.worker import Worker
 from statemgr.model.checkpoint import MicroBatch
@@ -195,6 +196,7 @@ class UpkeepThread:
         self._owners = owners
         self._clock = services.clock
         self._upkeep = Upkeep(services)
+        self._sweep = Sweep(services)
         self._worker: Worker[None] = Worker(services, "upkeep", f"job {services.config.job_name}", background=True)
 
     def start(self) -> None:
@@ -204,10 +206,13 @@ class UpkeepThread:
     def look(self) -> None:
         """Look once. A part that fails is logged, and looked at the next time."""
         self._try("the topics", self._topics.look)
+        owners = list(self._owners())
+        if not any(owner.owner.of_job for owner in owners):  # the executors have the tasks of such a job
+            self._sweep.start(task for owner in owners for task in owner.clean_ups)
         turns: list[Turn] = []
         self._try("the orders to check blobs", lambda: turns.append(self._upkeep.turn()))
         for turn in turns:
-            looks = [(task, owner.look) for owner in self._owners() for task in owner.clean_ups]
+            looks = [(task, owner.look) for owner in owners for task in owner.clean_ups]
             for task, look_at in looks:
                 of_task = self._upkeep.of_task(task, turn)
                 if not self._try(task, partial(look_at, task, of_task)):
@@ -215,6 +220,7 @@ class UpkeepThread:
 
     def close(self) -> None:
         """Stop. Nobody waits for a look in progress."""
+        self._sweep.worker.close(wait=False)
         self._worker.close(wait=False)
 
     def _run(self) -> None:

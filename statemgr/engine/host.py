@@ -9,8 +9,9 @@ from pathlib import Path
 
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.flows.committing.attempt_snapshots import AttemptSnapshots
-from statemgr.flows.committing.local_copies import Compactions, Sweep
+from statemgr.flows.committing.local_copies import Compactions
 from statemgr.flows.opening.shared_state import SharedStates
+from statemgr.flows.sweep import Sweep
 from statemgr.flows.worker import Worker
 from statemgr.local import durable, open_store
 from statemgr.ports import LocalStore
@@ -38,7 +39,7 @@ class AttemptHost:
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")
         self.shared = SharedStates(self.services)
-        self.sweep = Sweep(services, job / "swept")
+        self.sweep = Sweep(services)
 
 
 def attempt_host(config: JobConfig) -> AttemptHost:

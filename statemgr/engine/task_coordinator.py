@@ -18,6 +18,7 @@ from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.repair import GivesWay, can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.owner import Owner
+from statemgr.flows.sweep import touch
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
 from statemgr.stores.open_store import OpenStore
@@ -58,6 +59,7 @@ class TaskCoordinator(Coordinator):
         self.damage = self._clean_up.damage
         self.snapshots = BackgroundSnapshots(services, task, stores, metrics, self.damage.suspect)
         self._clean_up.at_open(self.published.records[task])
+        touch(services, task)
 
     @property
     def checkpoint(self) -> Checkpoint | None:

@@ -308,6 +308,10 @@ class SegmentBackupManager(BackupManager):
         """
 
     @abstractmethod
+    def forget_local(self, identity: StoreIdentity) -> None:
+        """Remove what is kept on this machine for a restart of the task. A failure is no error."""
+
+    @abstractmethod
     def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:
         """Upload a snapshot of exactly the published state of ``marker``. A later commit of any process on this machine
         builds on it. Raises: as :meth:`BackupManager.prepare`.

@@ -132,6 +132,9 @@ class BlobBackup(SegmentBackupManager):
                     cache.keep(segment, memoryview(body)[at : at + segment.blob.size])
             cache.keep_only((*made[0].segments, *draft.writer.published))
 
+    def forget_local(self, identity: StoreIdentity) -> None:
+        SegmentCache(self._services, identity).keep_only(())
+
     def _finished(self, draft: Draft, made: _Chained, stored: Stored) -> PreparedBackup:
         (chain, marker), added, size = made, draft.added, draft.added_bytes
         if marker.blob is not None:

@@ -1,4 +1,4 @@
-"""The local copies that attempts leave on a machine: compacted in the background, and removed when nobody uses them.
+"""The local copies that attempts leave on a machine, which are compacted in the background.
 
 A store that is closed after every micro-batch is closed before RocksDB's own compaction ends. Steps of
 :class:`Compactions`, for one store at a time on a machine:
@@ -13,12 +13,7 @@ A store that is closed after every micro-batch is closed before RocksDB's own co
 Nothing waits for a compaction. But an attempt that finds very many files (:func:`most_files`), because no compaction
 has ended in time, compacts its own store.
 
-Tasks move between executors, and may never come back. Steps of :class:`Sweep`, at most every ten minutes on a machine:
-
-1. find the tasks for which no attempt has left a local copy here for an hour
-2. remove their local copies, and unfinished directories of dead processes
-
-Everything here is a cache. Directories that a living process has open, or made a few minutes ago, stay.
+Everything here is a cache.
 """
 
 from __future__ import annotations
@@ -31,8 +26,6 @@ from statemgr.config import StoreConfig
 from statemgr.errors import StatemgrError
 from statemgr.flows.committing.background_snapshots import share_of_interval
 from statemgr.flows.worker import Worker
-from statemgr.ids import task_name
-from statemgr.local import durable
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import SegmentBackupManager
@@ -45,8 +38,6 @@ _LIMIT = 10
 #: only at more (statemgr.local.rocksdb.options).
 _MOST = 100
 _LEVEL0 = "rocksdb.num-files-at-level0"
-_SWEEP_EVERY_S = 600
-_UNUSED_S = 3600
 
 
 def most_files(store: OpenStore) -> int:
@@ -128,40 +119,3 @@ def compacted_copies(services: Services, task: str, checkpoint: Checkpoint | Non
             with suppress(StatemgrError):  # a restore notices that too
                 return set(manager.compacted(services.identity(task, store), marker))
     return set()
-
-
-class Sweep:
-    """The sweeps of one process.
-
-    Args:
-        stamp: a file that all processes of the machine share; a sweep that ends writes it.
-    """
-
-    def __init__(self, services: Services, stamp: Path) -> None:
-        self._services = services
-        self._stamp = stamp
-        self._next_s = 0.0
-        self._worker: Worker[None] = Worker(services, "sweep", services.config.job_name, background=True)
-
-    def start(self) -> None:
-        """If a sweep is due, start it on another thread. Nothing waits for it."""
-        now = self._services.clock.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + _SWEEP_EVERY_S
-            self._worker.attempt("removing local copies that nobody uses", self.run)
-
-    def run(self) -> None:
-        """Sweep now, unless another process does or has done so recently. Raises: OSError, StatemgrError."""
-        with exclusive_if_free(self._stamp) as is_free:
-            now_s = self._services.clock.time_ns() / 1e9
-            swept_s = durable.changed_s(self._stamp)
-            if not is_free or (swept_s is not None and abs(now_s - swept_s) < _SWEEP_EVERY_S):
-                return
-            for index in range(self._services.config.tasks):
-                for store in self._services.config.stores:
-                    # every attempt adds a directory here and removes another one
-                    committed = self._services.task_directory(task_name(index)) / store / "committed"
-                    used_s = durable.changed_s(committed)
-                    if used_s is not None and now_s - used_s > _UNUSED_S:
-                        self._services.directories(task_name(index), store).keep_only(())
-            durable.write_file(self._stamp, b"swept\n", synced=False)

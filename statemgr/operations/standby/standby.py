@@ -86,6 +86,7 @@ class Follower:
         self._log = checkpoint_log
         self._tasks = tuple(tasks)
         self._progress = progress
+        self._sweep = Sweep(services)
         #: task → the checkpoint whose state is on this machine, and the time of the last check
         self._here: dict[str, tuple[CheckpointId, float]] = {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ from statemgr import Checkpoint, JobConfig, StateManager
 from statemgr.engine import Attempt, Epoch, open_attempt
 from statemgr.engine.host import attempt_host
 from statemgr.flows.committing import local_copies
+from statemgr.local import durable
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import PreparedCommit
 from tests.commits import TASK, attempt
 from tests.jobs import DUAL, SEGMENTS, elsewhere, job_mapping
-from tests.kafka_jobs import wait_until
 from tests.servers import KafkaServer
 
 FACTORY = "blob-store"
@@ -123,8 +122,8 @@ def test_a_compaction_that_ends_some_batches_later(
 
 
 def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Path) -> None:
-    """A sweep removes the copies of a task that moved away two hours ago and the directories of a dead process. It
-    keeps open directories and recently used copies."""
+    """When batches have run for an hour without a task, its copies go, and the directories of a dead process. Open
+    directories and the copies of other tasks stay."""
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=[FACTORY], kind=SEGMENTS, tasks=3))
     tasks = [f"Partition {i}" for i in range(3)]
     here = elsewhere(config, tmp_path / "executor", FACTORY)
@@ -134,16 +133,14 @@ def test_a_sweep_bounds_the_disk_of_an_executor(kafka: KafkaServer, tmp_path: Pa
             attempt(here, epoch, task, {b"key": b"value"}, 1)
         host = attempt_host(here)
         roots = [host.services.task_directory(task) / "totals" for task in tasks]
-        stamp = host.sweep._stamp
-        wait_until(lambda: stamp.is_file() and stamp.stat().st_size > 0)  # the first attempt has started a sweep
-        stamp.write_bytes(b"")
         (roots[1] / "live" / f"1-{0:016x}.{1:016x}").mkdir()  # its owner is dead
-        long_ago = time.time() - 2 * 3600
-        for root in roots[1:]:
-            os.utime(root / "committed", (long_ago, long_ago))
+        host.sweep.worker.wait()
+        note = roots[0].parent.parent / "swept"
         with open_attempt(here, tasks[2], None, epoch):
-            os.utime(roots[2] / "committed", (long_ago, long_ago))
-            host.sweep.run()
+            for _ in range(7):
+                durable.write_note(note, [0, durable.read_note(note, 10_000)[1]])  # ten minutes pass
+                host.sweep.start(tasks[:1])
+                host.sweep.look()
             assert os.listdir(roots[2] / "live")
 
     assert len(os.listdir(roots[0] / "committed")) == 2
