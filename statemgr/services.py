@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ from statemgr.ports import (
 from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class Services:
     def scratch_file(self, kind: str) -> Path:
         """The path of a new file in :attr:`scratch`; ``kind`` begins its name. Raises: DiskFull."""
         return self.scratch() / f"{kind}-{self.ids.token()}"
+
+    def in_parallel(self, name: str, work: Callable[[T], R], items: Collection[T], most: int = 8) -> list[R]:
+        """Call ``work`` with each item, with up to ``most`` at a time on threads of ``name``. Returns: the results, in
+        the order of the items. Raises: the first error, after all calls that have begun."""
+        if len(items) <= 1:  # a thread would cost a micro-batch some milliseconds
+            return [work(item) for item in items]
+        with self.executors.pool(name, most) as pool:
+            return list(pool.map(work, items))
 
     def identity(self, task: str, store: str) -> StoreIdentity:
         """The full name of a store of this job."""

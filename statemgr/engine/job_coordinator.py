@@ -46,8 +46,7 @@ class JobCoordinator(Coordinator):
         self._repairs: Worker[None] = Worker(services, "repair", subject, background=True)
         #: Held while the engine repairs.
         self._repairing = threading.RLock()
-        with services.executors.pool("open", _PARALLELISM) as pool:
-            list(pool.map(lambda item: self.clean_ups[item[0]].at_open(item[1]), published.records.items()))
+        services.in_parallel("open", lambda task: self.clean_ups[task].at_open(published.records[task]), self.clean_ups)
         for clean_up in self.clean_ups.values():
             clean_up.damage.watch(self._check_backups)
 
@@ -66,11 +65,9 @@ class JobCoordinator(Coordinator):
         acquired: JobCoordinator | None = None
         try:
             found = read_published(owner, layout, names, given)  # 3 to 5
-            if (adopted := log.adopted()) is not None:
-                looks = OldJobWatch(services)
-                for task in names:
-                    if not found.permissions[task].allow_repeated_input:
-                        looks.check(adopted, task, owner.published.checkpoint(task))
+            old_job = OldJobWatch(services)
+            for task in names:
+                old_job.check(log.adopted(), task, owner.published.checkpoint(task), found.permissions[task])
             acquired = cls(owner, topics)
             acquired.adopt_offers(found.refill)
         except BaseException:
@@ -93,8 +90,8 @@ class JobCoordinator(Coordinator):
     ) -> Mapping[str, Checkpoint]:
         """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
         if not self._settled(commits):
-            with self._services.executors.pool("ttl", _PARALLELISM) as pool:
-                list(pool.map(CleanUp.retry_ttls, self.clean_ups.values()))
+            left = [clean_up for clean_up in self.clean_ups.values() if clean_up.is_unfinished]
+            self._services.in_parallel("ttl", CleanUp.retry_ttls, left)
             follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
             with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
                 self._publish(commits, follow_up, batch, inputs)
@@ -166,8 +163,7 @@ class JobCoordinator(Coordinator):
             return prepare_adoption(self._services, offers, record, base, attachments=attachments, together=True)
 
         try:
-            with self._services.executors.pool("adopt", _PARALLELISM) as pool:
-                adoptions = [found for found in pool.map(prepared, records) if found is not None]
+            adoptions = [found for found in self._services.in_parallel("adopt", prepared, records) if found is not None]
             if len(adoptions) < len(records) or not any(adoption.offers for adoption in adoptions):
                 return
             with self._adopting(adoptions):
@@ -220,9 +216,7 @@ class JobCoordinator(Coordinator):
             attachments = repeated_attachments(record.current)
             return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)[1]
 
-        with self._services.executors.pool("repair", _PARALLELISM) as pool:
-            commits = list(pool.map(again, records))
-        return self.publish(commits, batch, wait=False)
+        return self.publish(self._services.in_parallel("repair", again, records), batch, wait=False)
 
     def close(self) -> None:
         """Finish a repair and the clean-up, and release the transactional ID. Nobody waits for a check of backups."""

@@ -32,7 +32,7 @@ from statemgr.flows.opening.adopted_job import OldJobWatch
 from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.restore import restore_task
-from statemgr.flows.owner import Owner, always, in_parallel
+from statemgr.flows.owner import FENCED_AT_ONCE, Owner, always
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.model.checkpoint import Layout
 from statemgr.model.jobs.permissions import Permissions
@@ -76,7 +76,7 @@ class TaskOpener:
                 fenced[task] = Owner.take(self.services, self.log, task, fence_others=False)
 
         try:
-            in_parallel(self.services, fence_one, tasks)
+            self.services.in_parallel("fence", fence_one, tasks, FENCED_AT_ONCE)
             if fenced:  # the owners of the whole job are the same ones for all tasks
                 next(iter(fenced.values())).fence_others()
         except BaseException:
@@ -130,8 +130,7 @@ class TaskOpener:
             found = read_published(owner, self.layout, [task], permissions, serdes_follow=True)  # 4
             published, permissions = owner.published, found.permissions[task]
             checkpoint = published.checkpoint(task)
-            if (adopted := self.log.adopted()) is not None and not permissions.allow_repeated_input:
-                self._old_job.check(adopted, task, checkpoint)
+            self._old_job.check(self.log.adopted(), task, checkpoint, permissions)
             published.serdes = serdes_in_force(services, checkpoint)
             known = checkpoint.input_topic_ids if checkpoint else {}
             inputs = TaskInputs(self.inputs, task, known, skip=permissions.allow_skipped_input)

@@ -39,7 +39,7 @@ from statemgr.services import Services
 #: Tries to settle a publish of a command; each has its own deadline.
 _SETTLE_TRIES = 3
 #: Almost all of the time is spent waiting for the broker.
-_PARALLELISM = 32
+FENCED_AT_ONCE = 32
 
 
 def always() -> bool:
@@ -332,17 +332,7 @@ def fence_ids(services: Services, transactional_ids: Sequence[str]) -> None:
         finally:
             other.close()
 
-    in_parallel(services, fence_one, transactional_ids)
-
-
-def in_parallel(services: Services, work: Callable[[str], None], names: Sequence[str]) -> None:
-    """Call ``work`` for several owners or tasks in parallel. Raises: the first error, after all have ended."""
-    if len(names) <= 1:
-        for name in names:
-            work(name)
-        return
-    with services.executors.pool("open", _PARALLELISM) as pool:
-        list(pool.map(work, names))
+    services.in_parallel("fence", fence_one, transactional_ids, FENCED_AT_ONCE)
 
 
 def _fingerprint(record: CheckpointRecord | None) -> tuple[str, int, int] | None:

@@ -86,8 +86,7 @@ def survey(
         held = {one.factory: _held(services, catalogue, position, one, average) for one in position.backends}
         return StoreStatus(position, held, _waiting(services, position, offers or {}))
 
-    with services.executors.pool("survey", _AT_ONCE) as pool:
-        return list(pool.map(ask, found))
+    return services.in_parallel("survey", ask, found, _AT_ONCE)
 
 
 def _held(

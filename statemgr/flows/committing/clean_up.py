@@ -67,6 +67,11 @@ class CleanUp:
         """The number of :attr:`outstanding`. Any thread may ask."""
         return len(self._outstanding)
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether :meth:`retry_ttls` may have something to do."""
+        return bool(self._outstanding or self._unread)
+
     def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
         """Finish the clean-up of an owner that died; ``delete``: also step 3. The next commits retry failures."""
         if record is None:

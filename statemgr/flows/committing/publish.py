@@ -47,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 #: Times that a publish is repeated because the brokers had forgotten the transactional ID.
 _REPEATS = 3
-#: Tasks whose changes are staged at the same time.
-_STAGED_AT_ONCE = 8
 #: (factory, store) → changes that are ready to be sent
 _Staged = dict[tuple[str, str], StagedChanges]
 
@@ -233,10 +231,8 @@ class _Publish:
 
     def _staged(self) -> Mapping[str, _Staged]:
         """The changes of every task. A worker's changes may be in a blob, so several tasks are staged at a time."""
-        if len(self.commits) == 1:
-            return {commit.task: self._stage(commit) for commit in self.commits}
-        with self.services.executors.pool("stage", _STAGED_AT_ONCE) as pool:
-            return dict(zip([commit.task for commit in self.commits], pool.map(self._stage, self.commits), strict=True))
+        staged = self.services.in_parallel("stage", self._stage, self.commits)
+        return dict(zip([commit.task for commit in self.commits], staged, strict=True))
 
     def _stage(self, commit: PreparedCommit) -> _Staged:
         base = self.published.checkpoint(commit.task)

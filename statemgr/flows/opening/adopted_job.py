@@ -17,6 +17,7 @@ from statemgr.ids import task_index
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.model.checkpoint import FIRST, Checkpoint
 from statemgr.model.jobs.adopted_job import AdoptedJob
+from statemgr.model.jobs.permissions import Permissions
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
@@ -90,13 +91,18 @@ class OldJobWatch:
         self._moved: Sequence[Step] = ()
         self._looked_s = float("-inf")
 
-    def check(self, adopted: AdoptedJob, task: str, checkpoint: Checkpoint | None) -> None:
-        """Look, unless the task has committed since its adoption. Tasks that open within a minute share a look.
+    def check(
+        self, adopted: AdoptedJob | None, task: str, checkpoint: Checkpoint | None, permissions: Permissions
+    ) -> None:
+        """Look, if the job was adopted, unless the task has committed since then or may repeat input. Tasks that open
+        within a minute share a look.
 
         A rollback to the adoption, or a repair of its backups, is no such commit.
 
         Raises: PermissionNeeded if the old job has gone on; UnavailableError.
         """
+        if adopted is None or permissions.allow_repeated_input:
+            return
         if checkpoint is None or checkpoint.output_sequence != FIRST:
             return
         with self._lock:

@@ -23,7 +23,7 @@ from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.committing.limits import check_config
 from statemgr.flows.opening.opening_checks import check_changes, refuse_lost_checkpoint, refuse_lost_job
-from statemgr.flows.owner import Owner, in_parallel
+from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published
 from statemgr.kafka.topics import TopicAdmin, TopicProblem, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.local.machine import moment
@@ -37,6 +37,8 @@ from statemgr.services import Services
 log = logging.getLogger(__name__)
 #: Settings with which brokers may lose checkpoints.
 _MAY_LOSE = frozenset({"cleanup.policy", "unclean.leader.election.enable"})
+#: Almost all of the time is spent waiting for the broker.
+_READ_AT_ONCE = 32
 
 
 class JobTopics:
@@ -211,7 +213,11 @@ def _checked(
     lost = [task for task in tasks if task not in found and not permissions[task].allow_empty_start]
     if lost and not found:
         refuse_lost_job(services)
-    in_parallel(services, lambda task: refuse_lost_checkpoint(services, log, task, look_at_blobs=bool(found)), lost)
+
+    def refuse(task: str) -> None:
+        refuse_lost_checkpoint(services, log, task, look_at_blobs=bool(found))
+
+    services.in_parallel("open", refuse, lost, _READ_AT_ONCE)
     return permissions
 
 
@@ -278,7 +284,7 @@ def guard_targets(
                     _guard_fill(services, services.identity(task, store.name), factory, record, permissions[task])
         found[task] = frozenset(pairs)
 
-    in_parallel(services, guard, list(records))
+    services.in_parallel("open", guard, records, _READ_AT_ONCE)
     return found
 
 

@@ -36,8 +36,7 @@ from statemgr.operations.adopt.origins.samza_snapshot import (
 from statemgr.ports import BlobReader, BlobStore, PreparedBackup, Progress
 from statemgr.services import Services
 
-#: Files of one snapshot that are fetched at a time, and bytes that each reads at a time.
-_PARALLELISM = 8
+#: Bytes that the fetch of a file reads at a time.
 _CHUNK = 1024 * 1024
 
 
@@ -145,8 +144,7 @@ class OldSnapshots:
         directories = self.services.directories(task_name(task), store)
         live = directories.clone(None)
         try:
-            with self.services.executors.pool("adopt", _PARALLELISM) as pool:
-                fetched = list(pool.map(lambda file: self._fetch(file, live), snapshot.files))
+            fetched = self.services.in_parallel("adopt", lambda file: self._fetch(file, live), snapshot.files)
             held = sorted((file for file in fetched if file.parts), key=lambda file: file.name)
             self.progress(f"fetch {store} {task}", snapshot.size, snapshot.size)
             yield snapshot, live, DirIndex("", tuple(held))

@@ -37,8 +37,6 @@ from statemgr.operations.copy.look import TaskCopy, check_new
 from statemgr.ports import CheckpointLog, LocalDirectories, Progress
 from statemgr.services import Services
 
-_PARALLELISM = 8
-
 
 @dataclass(frozen=True)
 class Copied:
@@ -74,8 +72,7 @@ def copy(
         attempt = target.ids.attempt_id()  # its age limits the time of the copy
         copying = _Copying(source, target, published, attempt, progress)
         moved, tasks = copying.move(tasks)  # 2
-        with target.executors.pool("copy", _PARALLELISM) as pool:
-            commits = list(pool.map(copying.commit, tasks))
+        commits = target.in_parallel("copy", copying.commit, tasks)
         publish_now(owner, "the copy", commits, batch=common_batch(one.checkpoint for one in tasks))  # 4 and 5
     return Copied(published.checkpoints, moved, tasks)
 

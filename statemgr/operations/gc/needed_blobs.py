@@ -51,8 +51,6 @@ from statemgr.services import Services
 
 #: Times that the topic is read again for a task whose newest index was deleted before it could be read.
 _ROUNDS = 30
-#: Tasks that are read at a time. The catalogue remembers an index for each, whatever its size.
-_PARALLELISM = 8
 #: Names that a search remembers for the next one, which mostly needs the same checkpoints: 8 bytes each.
 _REMEMBERED = 4_000_000
 
@@ -134,9 +132,8 @@ def find_needed_blobs(
     offers = log.offers()
     found.expired = tuple(expired_offers(services, offers))
     found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
-    with services.executors.pool("search", _PARALLELISM) as pool:
-        were_read = pool.map(partial(_add_task, services, log, found), records.values())
-        found.busy = tuple(task for task, was_read in zip(records, were_read, strict=True) if not was_read)
+    were_read = services.in_parallel("search", partial(_add_task, services, log, found), records.values())
+    found.busy = tuple(task for task, was_read in zip(records, were_read, strict=True) if not was_read)
     # the tasks of the layout without a record: they are new, or their records were lost
     tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
     unknown = {*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy}
@@ -182,8 +179,7 @@ def _add_retired(services: Services, log: CheckpointLog, retired: RetiredLayout,
 
     try:
         records = log.read(generation=generation).values()
-        with services.executors.pool("search", _PARALLELISM) as pool:
-            list(pool.map(add, records))
+        services.in_parallel("search", add, records)
     except (MissingError, CorruptError) as error:
         log.read(())
         if retired in log.retired():

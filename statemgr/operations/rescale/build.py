@@ -69,18 +69,18 @@ class Build:
         """
         plan, units = self._plan, self._units
         self._tidy(units)
-        with self._services.executors.pool("rescale", self._workshop.processes + 1) as pool:
-            if self._workshop.elsewhere is not None:
-                list(pool.map(self._look, units))
-            nothing = Built(plan, self._as_of, self._partitioner(units), ())  # 2
+        threads = self._workshop.processes + 1
+        if self._workshop.elsewhere is not None:
+            self._services.in_parallel("rescale", self._look, units, threads)
+        nothing = Built(plan, self._as_of, self._partitioner(units), ())  # 2
 
-            def built(unit: Unit) -> BuiltUnit:
-                made = self._unit(unit, nothing.spread(unit.store), changelogs.get(unit.store))
-                self._done += 1
-                self._workshop.progress("rescale", self._done, len(units))
-                return made
+        def built(unit: Unit) -> BuiltUnit:
+            made = self._unit(unit, nothing.spread(unit.store), changelogs.get(unit.store))
+            self._done += 1
+            self._workshop.progress("rescale", self._done, len(units))
+            return made
 
-            return replace(nothing, units=list(pool.map(built, units)))
+        return replace(nothing, units=self._services.in_parallel("rescale", built, units, threads))
 
     def check(self) -> tuple[str, int]:
         """Steps 1 and 2, and that the partitioner puts every key where it is. :meth:`run` continues with what is
@@ -102,9 +102,9 @@ class Build:
             ]
             return sum(one.result() for one in looking)
 
-        with self._services.executors.pool("rescale", work.processes + 1) as pool:
-            counting = [pool.submit(checked, unit, source) for unit in units for source in unit.sources]
-        return nothing.partitioner, sum(one.result() for one in counting)
+        sources = [(unit, source) for unit in units for source in unit.sources]
+        counts = work.services.in_parallel("rescale", lambda one: checked(*one), sources, work.processes + 1)
+        return nothing.partitioner, sum(counts)
 
     @property
     def _units(self) -> Sequence[Unit]:
@@ -249,8 +249,8 @@ class Build:
             path, size = found["stores"][str(task)]
             return NewStore(Path(path), size, self._stored(unit, task, Path(path), changelog))
 
-        with self._services.executors.pool("store", STORED_AT_ONCE) as pool:
-            stores = dict(zip(unit.tasks, pool.map(stored, unit.tasks), strict=True))
+        made = self._services.in_parallel("store", stored, unit.tasks, STORED_AT_ONCE)
+        stores = dict(zip(unit.tasks, made, strict=True))
         self._end_check(unit, directory, found, checking)
         return BuiltUnit(unit, directory, Content(found["keys"], found["total"]), stores)
 
@@ -258,8 +258,7 @@ class Build:
         """Steps 1, 3 and 4. Returns: the content of the old stores, and task → its new store's directory and bytes."""
         work = self._workshop
         restore = partial(work.restored, self._plan, unit.store, directory=directory)
-        with self._services.executors.pool("restore", len(unit.sources)) as pool:
-            restored = list(pool.map(restore, unit.sources))  # 1
+        restored = self._services.in_parallel("restore", restore, unit.sources, len(unit.sources))  # 1
         announce(Phase.SPLIT, unit.store, self._services.config.job_key)
         running = []
         for source, (path, size) in zip(unit.sources, restored, strict=True):  # 3

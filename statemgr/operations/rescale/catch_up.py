@@ -49,8 +49,7 @@ class CatchUp:
         """
         work = self._workshop
         later = partial(self._later, built, changelogs)
-        with work.services.executors.pool("rescale", work.processes + 1) as pool:
-            units = list(pool.map(later, built.units))
+        units = work.services.in_parallel("rescale", later, built.units, work.processes + 1)
         return replace(built, plan=self._plan, as_of=self._as_of, units=units)
 
     def _later(self, built: Built, changelogs: Mapping[str, TopicInfo], before: BuiltUnit) -> BuiltUnit:
@@ -85,9 +84,8 @@ class CatchUp:
             assert made.path is not None
             return replace(made, stored=work.new_stores.store(store, task, made.path, changelogs.get(store), tail))
 
-        with work.services.executors.pool("store", STORED_AT_ONCE) as pool:
-            done = dict(zip(stores, pool.map(stored, stores), strict=True))
-        return replace(before, content=content, stores=done)
+        done = work.services.in_parallel("store", stored, stores, STORED_AT_ONCE)
+        return replace(before, content=content, stores=dict(zip(stores, done, strict=True)))
 
     def _changes(self, built: Built, before: BuiltUnit, changed: Sequence[int]) -> list[Found]:
         """Step 1, for those of the old tasks whose state has changed."""

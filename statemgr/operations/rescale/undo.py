@@ -35,8 +35,6 @@ from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_seq
 from statemgr.ports import CheckpointLog, Progress
 from statemgr.services import Services
 
-_PARALLELISM = 8
-
 
 @dataclass(frozen=True)
 class UndoPlan:
@@ -161,9 +159,9 @@ def undo(
                 attached = repeated_attachments(record.current)
                 return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
 
-            with owner.explaining(), new.executors.pool("undo", _PARALLELISM) as pool:
+            with owner.explaining():
                 tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
-                commits = list(pool.map(prepared, plan.records))
+                commits = new.in_parallel("undo", prepared, plan.records)
             batch = common_batch(plan.targets.values())
             publish_now(owner, "the new layout", commits, batch=batch, evict=False)
     return plan, published.checkpoints

@@ -13,10 +13,9 @@ next owner cleans up. Until step 3 has committed, the checkpoint before it is cu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from statemgr.errors import MissingState
 from statemgr.flows.committing.clean_up import taken_over
@@ -36,9 +35,6 @@ from statemgr.model.jobs.permissions import Permissions
 from statemgr.ports import CheckpointLog, Progress, no_progress
 from statemgr.services import Services
 
-T = TypeVar("T")
-R = TypeVar("R")
-_PARALLELISM = 8
 #: The checkpoint's stores are checked instead of the current one's: going back may undo a change of the stores.
 _ANY_STORES = Permissions(allow_new_stores=True, allow_removed_stores=True, allow_serde_change=True)
 
@@ -105,7 +101,7 @@ def plan(
         damaged = find_damage(services, one.record.task, one.target)
         return plan_rollback(services, one.record, one.target, damaged=damaged)
 
-    return _in_parallel(services, checked, rollbacks)
+    return services.in_parallel("rollback", checked, rollbacks)
 
 
 def roll_back(
@@ -137,9 +133,9 @@ def roll_back(
             published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
             attachments, batch = _output(rollbacks, alone=goal.task is not None)
             prepared = partial(_prepared, services, published, goal, attachments, progress)
-            done = _in_parallel(services, prepared, rollbacks)  # 2
+            done = services.in_parallel("rollback", prepared, rollbacks)  # 2
             rollbacks, commits = [one for one, _ in done], [commit for _, commit in done]
-        clean_ups = _in_parallel(services, lambda task: taken_over(services, records[task]), tasks)
+        clean_ups = services.in_parallel("rollback", lambda task: taken_over(services, records[task]), tasks)
         outstanding = {task: clean_up.outstanding for task, clean_up in zip(tasks, clean_ups, strict=True)}
         publish_now(owner, "the rollback", commits, batch=batch, outstanding=outstanding, evict=False)  # 3 and 4
     return rollbacks, published.checkpoints
@@ -221,8 +217,3 @@ def _repeated(rollback: Rollback, *, alone: bool) -> Checkpoint:
     names = {one.name for checkpoint in (current, target) for one in checkpoint.attachments}
     shares = current.batch is not None or target.batch is not None or bool(names - {SEQUENCE})
     return current if alone and shares else target
-
-
-def _in_parallel(services: Services, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    with services.executors.pool("rollback", _PARALLELISM) as pool:
-        return list(pool.map(work, items))

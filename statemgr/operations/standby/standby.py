@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from statemgr.errors import ConfigError, MissingState, StatemgrError
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.restore import StoreRestore, restore_store
+from statemgr.flows.sweep import Sweep
 from statemgr.ids import CheckpointId, task_index
 from statemgr.local.machine import moment
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -105,9 +106,13 @@ class Follower:
             for task in self._tasks
             if task not in records
         ]
-        with self._services.executors.pool("standby", _TASKS_AT_ONCE) as pool:
-            followed = pool.map(lambda task: self._follow(task, records[task], as_of), due)
-            return [*missing, *(found for found in followed if found is not None)]
+
+        def follow(task: str) -> Followed | None:
+            return self._follow(task, records[task], as_of)
+
+        followed = self._services.in_parallel("standby", follow, due, _TASKS_AT_ONCE)
+        self._sweep.start(self._here)
+        return [*missing, *(found for found in followed if found is not None)]
 
     def forget(self, task: str) -> None:
         """Bring the task again in the next turn."""

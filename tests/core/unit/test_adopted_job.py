@@ -17,6 +17,7 @@ from statemgr.flows.opening import adopted_job
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.model import codecs
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job, is_adopted_job
+from statemgr.model.jobs.permissions import NO_PERMISSIONS
 from statemgr.testing.memory_admin import MemoryAdmin
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
@@ -108,7 +109,7 @@ def watch(
     services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=clock or ManualClock())
     looks = adopted_job.OldJobWatch(services)
     first = replace(sample.CHECKPOINT, sequence=1)
-    return lambda task: looks.check(OLD, f"Partition {task}", first)
+    return lambda task: looks.check(OLD, f"Partition {task}", first, NO_PERMISSIONS)
 
 
 def test_a_job_that_may_not_look_begins_with_a_warning(

@@ -132,10 +132,27 @@ def test_a_ttl_that_cannot_be_removed_costs_few_requests(
 def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(
     servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publish does not wait for one task after the other."""
+    """A publish does not wait for one task after the other, and if nothing is left it waits for none."""
     together = threading.Barrier(len(NAMES))
-    monkeypatch.setattr(CleanUp, "retry_ttls", lambda _: together.wait(30))
-    publish_first(servers)
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        raise AccessDenied("no right to delete tags", blob=blob_id)
+
+    monkeypatch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+    asked = list[str]()
+
+    def retry(self: CleanUp) -> None:
+        asked.append(self._task)
+        together.wait(30)
+
+    monkeypatch.setattr(CleanUp, "retry_ttls", retry)
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        checkpoints = manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES])
+        assert not asked
+        epoch = epoch.after_publish()
+        manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=checkpoints) for name in NAMES])
     assert not together.broken
 
 

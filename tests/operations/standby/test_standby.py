@@ -166,8 +166,6 @@ def test_a_clean_up_during_a_fetch_is_no_error(kafka: KafkaServer, tmp_path: Pat
         first = blob_files(tmp_path)
 
         def meanwhile(phase: Phase, subject: str) -> None:
-            if not threading.current_thread().name.startswith("statemgr-standby"):
-                return
             if phase is Phase.FETCH and Phase.FETCH not in phases:
                 for number in range(2, 50):  # until a compaction has replaced the first commit's file
                     write(task, {key: value[::-1] for key, value in LARGE.items()})
