@@ -37,10 +37,13 @@ _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
 #: Bytes that a memtable takes at a time. With RocksDB's own 1 MiB, 56 stores with a few changes each would use up the
 #: memtables of the default budget, and every write would flush.
 _ARENA_BLOCK = 64 * 1024
+#: Bytes of the log, and of the manifest for all and for each file, from which RocksDB begins a new one. By default a log
+#: never ends, and a manifest, which each snapshot uploads, ends at 1 GiB.
+_LOG, _MANIFEST, _MANIFEST_FILE = 1024 * 1024, 2 * 1024 * 1024, 600
 
 
-def normal(options: Mapping[str, object], *, create: bool) -> Options:
-    """The options for normal reading and writing."""
+def normal(options: Mapping[str, object], *, create: bool, files: int = 0) -> Options:
+    """The options for normal reading and writing of a database that has about so many ``files``."""
     value = {**ROCKSDB_DEFAULTS, **options}
 
     def integer(name: str) -> int:
@@ -58,6 +61,7 @@ def normal(options: Mapping[str, object], *, create: bool) -> Options:
     made.set_level_zero_stop_writes_trigger(_LEVEL0_STOP)
     made.set_level_compaction_dynamic_level_bytes(True)
     made.set_disable_auto_compactions(_is_true(value.get(BRIEF, False)))
+    made.set_max_manifest_file_size(max(_MANIFEST, files * _MANIFEST_FILE))
     made.set_optimize_filters_for_hits(_is_true(value["optimize.filters.for.hits"]))
     if _is_true(value["statistics"]):
         made.enable_statistics()
@@ -110,6 +114,7 @@ def _common(value: Mapping[str, object], *, create: bool) -> Options:
     made.set_paranoid_checks(True)
     # stores may be opened and closed per micro-batch: no statistics, one small log
     made.set_keep_log_file_num(1)
+    made.set_max_log_file_size(_LOG)
     made.set_stats_dump_period_sec(0)
     made.set_stats_persist_period_sec(0)
     made.set_skip_stats_update_on_db_open(True)

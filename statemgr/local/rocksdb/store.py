@@ -84,14 +84,15 @@ class RocksDbStore:
         """
         with os_translated("cannot open the store", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            new = not os.listdir(directory)
+            files = len(os.listdir(directory))
+            new = not files
             if not new and not (directory / "CURRENT").is_file():
                 raise CorruptFile(
                     "the directory has files but no CURRENT: it is not a RocksDB database",
                     hint="remove the directory: the store is then restored",
                     path=directory,
                 )
-        normal = rocksdb_options.normal(options, create=new)
+        normal = rocksdb_options.normal(options, create=new, files=files)
         reads_only = read_first and not new
         database = open_database(directory, normal, read_only=reads_only)
         return cls(directory, options, normal, database, reads_only=reads_only)
@@ -312,7 +313,8 @@ class RocksDbStore:
         directory = self._directory
         with os_translated("cannot write again", directory):
             probe_space(directory)
-        options = rocksdb_options.normal(self._values, create=False)
+            files = len(os.listdir(directory))
+        options = rocksdb_options.normal(self._values, create=False, files=files)
         if self._rescued is None:
             database = self._database
             assert database is not None

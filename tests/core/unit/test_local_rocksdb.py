@@ -54,6 +54,22 @@ def table_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.sst"))
 
 
+def test_log_and_manifest_of_a_store_that_stays_open_are_bounded(
+    open_at: Callable[..., RocksDbStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many flushes and checkpoints it makes."""
+    monkeypatch.setattr(rocksdb_options, "_LOG", 16 * 1024)
+    monkeypatch.setattr(rocksdb_options, "_MANIFEST", 8 * 1024)
+    store = open_at(tmp_path / "live")
+    for number in range(150):
+        store.write([(b"%d" % number, b"value")])
+        store.flush()
+        store.checkpoint(tmp_path / f"checkpoint-{number}")
+    for kind, most in {"LOG": 3 * 16 * 1024, "MANIFEST": 20 * 1024}.items():
+        assert 0 < sum(file.stat().st_size for file in (tmp_path / "live").glob(f"{kind}*")) < most
+    assert dict(store.scan(None, None)) == {b"%d" % number: b"value" for number in range(150)}
+
+
 def test_corrupt_block_is_an_error_in_every_read(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:
     """Invariant 8: a read of a damaged block raises an error, and a scan does not end early."""
     filled(tmp_path / "live")
