@@ -200,6 +200,9 @@ class BackupManager(ABC):
 
     # --- what it depends on, and what it leaves behind ---
 
+    def forget_local(self, identity: StoreIdentity) -> None:
+        """Remove what is kept on this machine for a restart of the task. A failure is no error."""
+
     def clean_up(self, identity: StoreIdentity, evicted: Sequence[Marker], retained: Sequence[Marker]) -> None:
         """After an acknowledged publish: delete what no retained checkpoint references. Idempotent.
 
@@ -306,10 +309,6 @@ class SegmentBackupManager(BackupManager):
 
         Raises: as :meth:`backlog`.
         """
-
-    @abstractmethod
-    def forget_local(self, identity: StoreIdentity) -> None:
-        """Remove what is kept on this machine for a restart of the task. A failure is no error."""
 
     @abstractmethod
     def materialize_published(self, snapshot: StoreSnapshot, marker: Marker) -> None:

@@ -37,7 +37,7 @@ _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
 #: Bytes that a memtable takes at a time. With RocksDB's own 1 MiB, 56 stores with a few changes each would use up the
 #: memtables of the default budget, and every write would flush.
 _ARENA_BLOCK = 64 * 1024
-#: Bytes of the log, and of the manifest for all and for each file, from which RocksDB begins a new one. By default a log
+#: Bytes from which RocksDB begins a new log, or a new manifest, which grows with the number of files. By default a log
 #: never ends, and a manifest, which each snapshot uploads, ends at 1 GiB.
 _LOG, _MANIFEST, _MANIFEST_FILE = 1024 * 1024, 2 * 1024 * 1024, 600
 

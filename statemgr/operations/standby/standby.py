@@ -111,7 +111,7 @@ class Follower:
             return self._follow(task, records[task], as_of)
 
         followed = self._services.in_parallel("standby", follow, due, _TASKS_AT_ONCE)
-        self._sweep.start(self._here)
+        self._sweep.start(self._here.keys() & set(self.there))  # a rescale may have retired the others
         return [*missing, *(found for found in followed if found is not None)]
 
     def forget(self, task: str) -> None:

@@ -14,6 +14,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.errors import DiskFull
 from statemgr.flows.sweep import Sweep
 from statemgr.local.directories import StoreDirectories
+from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.testing.memory_servers import MemoryServers
 
 CONFIG: dict[str, object] = {
@@ -28,9 +29,9 @@ STAYS, LEFT = "Partition 0", "Partition 1"
 Look = Callable[[StateManager], None]
 
 
-def states(config: JobConfig, task: str) -> list[str]:
-    """The names of the task's local copies and segments."""
-    root = Path(config.state_dir, "orders", "1", task.replace(" ", "_"), "totals")
+def states(config: JobConfig, task: str, store: str = "totals") -> list[str]:
+    """The names of the store's local copies and segments."""
+    root = Path(config.state_dir, "orders", "1", task.replace(" ", "_"), store)
     return [name for part in ("committed", "segments") if (root / part).is_dir() for name in os.listdir(root / part)]
 
 
@@ -79,6 +80,49 @@ def test_the_state_of_a_task_that_is_gone_for_an_hour_is_removed(servers: Memory
                 look(manager)
         with manager.open_task(LEFT) as opened:
             assert opened.store("totals").get(b"k") == b"1" * 5_000
+
+
+def test_a_removed_store_leaves_nothing_on_a_machine_that_has_the_task(servers: MemoryServers, look: Look) -> None:
+    """Its directory goes when nobody has changed it for an hour; that of the other store stays."""
+    config = servers.on_disk(servers.config, "one")
+    both = JobConfig.from_mapping(config.to_mapping(), {"stores.old.value.serde": "bytes"})
+    with servers.manager(both, "kafka-partition") as manager, manager.open_task(STAYS) as opened:
+        for store in ("totals", "old"):
+            opened.store(store).put(b"k", b"v")
+        opened.commit({})
+    with (
+        servers.manager(config, "kafka-partition") as manager,
+        manager.open_task(STAYS, allow_removed_stores=True) as opened,
+    ):
+        for _ in range(6):
+            look(manager)
+            assert states(config, STAYS, "old")
+        look(manager)
+        assert not states(config, STAYS, "old")
+        assert states(config, STAYS)
+
+
+def test_what_a_command_has_left_stays_for_a_day(servers: MemoryServers, look: Look) -> None:
+    """Then it is removed, unless the command runs. Nothing behind a link is touched."""
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager:
+        commit(manager, STAYS, b"1")
+        job = Path(config.state_dir, "orders", "1")
+        work = [job / "rescale", job / "materialize" / "Partition_0" / "totals"]
+        for directory in (*work, job / "elsewhere"):
+            (directory / "store").mkdir(parents=True)
+            (directory / "lock").touch()
+        (job / "materialize" / "Partition_1").symlink_to(job)
+        look(manager)
+        for _ in range(143):
+            look(manager)
+        assert all((directory / "store").exists() for directory in work)
+        with exclusive_if_free(work[0] / "lock"):
+            look(manager)
+            assert [(directory / "store").exists() for directory in work] == [True, False]
+        look(manager)
+        assert not (work[0] / "store").exists()
+        assert (job / "elsewhere" / "store").exists()
 
 
 def test_a_machine_that_was_off_removes_nothing(servers: MemoryServers, look: Look) -> None:
