@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,11 +40,12 @@ def in_fresh_process(function: str, **arguments: Any) -> dict[str, Any]:
             text=True,
             timeout=_DEADLINE_S,
             check=False,
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"},  # a crash of native code says where it was
         )
     except subprocess.TimeoutExpired as error:
         raise MeasurementFailed(f"{function} has not ended within {_DEADLINE_S} s") from error
     if run.returncode != 0:
-        raise MeasurementFailed(f"{function} failed: {run.stderr.strip()[-2000:]}")
+        raise MeasurementFailed(f"{function} ended with {run.returncode}: {run.stderr.strip()[-2000:]}")
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return result
 

@@ -90,15 +90,19 @@ class Page:
 
     def write(self, lines: Sequence[Line]) -> None:
         """Write the lines of this run. As long as it has not measured all cases, they replace those of the same cases,
-        and a sentence says which cases of the table are not of the same run as the others."""
+        and a sentence says which cases of the table are not of the same run as most of the others."""
         head, rule, *rows = markdown(lines).splitlines()
         about, measured = self._about, {_case(row) for row in rows}
         if not measured.issuperset(self._order):
-            named = self._table.partition(_ALONE)[2].partition("\n")[0]
-            alone = [name for name in self._order if name in measured or f"`{name}`" in named]
-            first = self._table.strip().partition("\n")[0]
-            about = f"{first or about}\n\n{_ALONE} {', '.join(f'`{name}`' for name in alone)}."
             old = [row for row in self._table.splitlines() if _case(row) in self._order and _case(row) not in measured]
+            if len(measured) > len(self._order) / 2:  # a whole run in which some cases could not be measured
+                alone = [name for name in self._order if name in map(_case, old)]
+            else:
+                named = self._table.partition(_ALONE)[2].partition("\n")[0]
+                alone = [name for name in self._order if name in measured or f"`{name}`" in named]
+                about = self._table.strip().partition("\n")[0] or about
+            if alone:
+                about += f"\n\n{_ALONE} {', '.join(f'`{name}`' for name in alone)}."
             rows = sorted(old + rows, key=lambda row: self._order.index(_case(row)))
         table = "\n".join([head, rule, *rows])
         self._path.write_text(f"{self._before}{BEGIN}\n\n{about}\n\n{table}\n\n{END}{self._after}")
