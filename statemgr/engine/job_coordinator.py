@@ -65,9 +65,10 @@ class JobCoordinator(Coordinator):
         acquired: JobCoordinator | None = None
         try:
             found = read_published(owner, layout, names, given)  # 3 to 5
-            old_job = OldJobWatch(services)
-            for task in names:
-                old_job.check(log.adopted(), task, owner.published.checkpoint(task), found.permissions[task])
+            if (adopted := log.adopted()) is not None:
+                old_job = OldJobWatch(services)
+                for task in names:
+                    old_job.check(adopted, task, owner.published.checkpoint(task), found.permissions[task])
             acquired = cls(owner, topics)
             acquired.adopt_offers(found.refill)
         except BaseException:

@@ -130,7 +130,8 @@ class TaskOpener:
             found = read_published(owner, self.layout, [task], permissions, serdes_follow=True)  # 4
             published, permissions = owner.published, found.permissions[task]
             checkpoint = published.checkpoint(task)
-            self._old_job.check(self.log.adopted(), task, checkpoint, permissions)
+            if (adopted := self.log.adopted()) is not None:
+                self._old_job.check(adopted, task, checkpoint, permissions)
             published.serdes = serdes_in_force(services, checkpoint)
             known = checkpoint.input_topic_ids if checkpoint else {}
             inputs = TaskInputs(self.inputs, task, known, skip=permissions.allow_skipped_input)

@@ -15,10 +15,9 @@ from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
 from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.offers import prepare_adoption
 from statemgr.flows.opening.open_job import JobTopics
-from statemgr.flows.opening.opening_checks import remember_published
+from statemgr.flows.opening.opening_checks import remember_published, touch
 from statemgr.flows.opening.repair import GivesWay, can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.owner import Owner
-from statemgr.flows.sweep import touch
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.commit import PreparedCommit
 from statemgr.stores.open_store import OpenStore

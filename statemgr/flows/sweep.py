@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from statemgr.errors import InvalidError, StatemgrError
+from statemgr.flows.opening.opening_checks import touch
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_at, task_name
 from statemgr.local import durable
@@ -38,13 +38,6 @@ _LOOKS, _LOOKS_AT_WORK = 6, 6 * 24
 _WORK = ("rescale", "materialize/*/*")
 _LOCK = "lock"
 _NOTE, _MOST_NOTE = "swept", 16 * 1024 * 1024
-
-
-def touch(services: Services, task: str) -> None:
-    """Step 1. A failure is no error."""
-    now_ns = services.clock.time_ns()
-    with suppress(OSError, InvalidError):
-        os.utime(services.task_directory(task), ns=(now_ns, now_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +145,7 @@ def _is_ours(job: Path, directory: Path) -> bool:
 
 
 def _changed_ns(paths: Iterable[Path]) -> int:
-    return max(os.lstat(path).st_mtime_ns for path in paths)
+    return max(durable.changed_ns(path) for path in paths)
 
 
 def _read(note: Path) -> tuple[int, dict[str, tuple[int, int]]]:

@@ -146,13 +146,14 @@ def directories_with(parent: Path, name: str) -> set[str]:
         return set()
 
 
-def changed_s(path: Path) -> float | None:
-    """When a directory, or a file that is not empty, was last changed, in epoch seconds; None if there is none."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_mtime if status.st_size or stat.S_ISDIR(status.st_mode) else None
+def changed_ns(path: Path) -> int:
+    """When a directory or a file was last changed, or touched, in epoch nanoseconds. Raises: OSError."""
+    return os.lstat(path).st_mtime_ns
+
+
+def touch(path: Path, now_ns: int) -> None:
+    """Set the time at which a directory or a file was last changed. Raises: OSError."""
+    os.utime(path, ns=(now_ns, now_ns))
 
 
 def sync(path: Path) -> None:

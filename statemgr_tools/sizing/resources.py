@@ -1,6 +1,6 @@
 """The formulas of topics, restores, machines and cost. One formula per line, with its source. Pure.
 
-Measured numbers come from docs/performance.md, on two processors.
+Measured numbers come from ``statemgr bench`` on two processors. docs/performance.md has those of a slower machine.
 """
 
 from __future__ import annotations

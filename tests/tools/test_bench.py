@@ -204,7 +204,7 @@ def test_the_table_replaces_what_is_between_its_markers(tmp_path: Path) -> None:
 
 
 def test_each_case_is_written_down_as_soon_as_it_is_measured(tmp_path: Path) -> None:
-    """A run that is cut off leaves a page with its lines next to the older ones, and says so: of the lines that are fewer."""
+    """A run that is cut off leaves a page with its lines next to the older ones, and says which lines are fewer."""
     path = tmp_path / "page.md"
     path.write_text(f"{render.BEGIN}\n{render.END}")
     order = ["restore-s3", "peak-memory", "verify"]

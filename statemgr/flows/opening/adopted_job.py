@@ -91,19 +91,15 @@ class OldJobWatch:
         self._moved: Sequence[Step] = ()
         self._looked_s = float("-inf")
 
-    def check(
-        self, adopted: AdoptedJob | None, task: str, checkpoint: Checkpoint | None, permissions: Permissions
-    ) -> None:
-        """Look, if the job was adopted, unless the task has committed since then or may repeat input. Tasks that open
-        within a minute share a look.
+    def check(self, adopted: AdoptedJob, task: str, checkpoint: Checkpoint | None, permissions: Permissions) -> None:
+        """Look, unless the task has committed since its adoption, or may repeat input. Tasks that open within a minute
+        share a look.
 
         A rollback to the adoption, or a repair of its backups, is no such commit.
 
         Raises: PermissionNeeded if the old job has gone on; UnavailableError.
         """
-        if adopted is None or permissions.allow_repeated_input:
-            return
-        if checkpoint is None or checkpoint.output_sequence != FIRST:
+        if permissions.allow_repeated_input or checkpoint is None or checkpoint.output_sequence != FIRST:
             return
         with self._lock:
             if self._services.clock.monotonic() - self._looked_s > _FRESH_S:

@@ -14,11 +14,12 @@ A task with a checkpoint needs permission to add or remove a store and to change
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import MissingBlob, MissingState, PermissionNeeded
+from statemgr.errors import InvalidError, MissingBlob, MissingState, PermissionNeeded
 from statemgr.ids import task_index, task_name, task_path
 from statemgr.local import durable
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -87,6 +88,12 @@ def remember_published(services: Services, task: str) -> None:
     directory = durable.make_private(services.task_directory(task))
     if not durable.exists(directory / _PUBLISHED):
         durable.create(directory / _PUBLISHED).close()
+
+
+def touch(services: Services, task: str) -> None:
+    """Note on this machine that a process here has the task (:mod:`statemgr.flows.sweep`). A failure is no error."""
+    with suppress(OSError, InvalidError):
+        durable.touch(services.task_directory(task), services.clock.time_ns())
 
 
 def _published_blob(services: Services, prefix: str) -> str | None:

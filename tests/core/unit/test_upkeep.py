@@ -65,6 +65,7 @@ class Owner:
 
     def __init__(self, refused: str | None) -> None:
         self.clean_ups = dict.fromkeys(TASKS[:2])
+        self.owner = SimpleNamespace(of_job=True)
         self.asked: Counter[str] = Counter()
         self._refused = refused
 
