@@ -15,6 +15,11 @@ Steps of :func:`find_needed_blobs`, for several tasks at a time:
 The layouts that a rescale has replaced need their blobs too, until garbage collection collects them. If such a layout
 has lost a blob, nothing repairs it, and the search goes on: the rest of its blobs is left alone.
 
+A task of the layout that has no record never had a checkpoint, or its record was lost. Its blobs are left alone, and so
+are those that several tasks share, because it may need them. A task that was ever backed up has a blob of its own: its
+first commit stores a snapshot, and every later chain begins with one. So a task without any blob needs none that is
+shared, and a partition that never had a message does not keep shared garbage.
+
 Why step 4 misses nothing, whatever the job publishes meanwhile:
 
 - An owner deletes the blobs of a checkpoint only after the publish that evicts it was acknowledged. So reading the
@@ -39,6 +44,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
 
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
 from statemgr.flows.offers import expired_offers, offered_blobs
@@ -46,7 +52,7 @@ from statemgr.ids import CheckpointId, task_name, task_path
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.offers import OfferKey
-from statemgr.ports import CheckpointLog
+from statemgr.ports import CheckpointLog, list_blobs
 from statemgr.services import Services
 
 #: Times that the topic is read again for a task whose newest index was deleted before it could be read.
@@ -134,17 +140,28 @@ def find_needed_blobs(
     found.spared.update(offered_blobs(services, {key: offers[key] for key in offers.keys() - set(found.expired)}))
     were_read = services.in_parallel("search", partial(_add_task, services, log, found), records.values())
     found.busy = tuple(task for task, was_read in zip(records, were_read, strict=True) if not was_read)
-    # the tasks of the layout without a record: they are new, or their records were lost
-    tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
-    unknown = {*(name for name in map(task_name, range(tasks)) if name not in records), *found.busy}
+    unknown = {*found.busy}
     for retired in log.retired():
         if not _add_retired(services, log, retired, found):
             unknown.update(map(task_name, range(retired.layout.tasks)))
+    # the tasks of the layout without a record: they never had one, or it was lost
+    tasks = 0 if allow_no_checkpoints else max(record.layout.tasks for record in records.values())
+    missing = [name for name in map(task_name, range(tasks)) if name not in records]
+    unknown.update(compress(missing, services.in_parallel("search", partial(_has_blobs, services), missing)))
     if unknown:
-        job = f"{services.config.job_key}/"
         # they may have segments in blobs that several tasks share
-        found.unknown = (*(f"{job}{task_path(task)}/" for task in unknown), f"{job}_segments/")
+        shared = f"{services.config.job_key}/_segments/"
+        found.unknown = (*(_prefix(services, task) for task in unknown), shared)
     return found
+
+
+def _prefix(services: Services, task: str) -> str:
+    return f"{services.config.job_key}/{task_path(task)}/"
+
+
+def _has_blobs(services: Services, task: str) -> bool:
+    """Whether the task may have been backed up: its first commit stores a snapshot, with an index below its prefix."""
+    return next(list_blobs(services.blobs(), _prefix(services, task)), None) is not None
 
 
 def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:

@@ -48,6 +48,8 @@ from tests.blob_faults import ManualClock
 from tests.blob_snapshots import IDENTITY, Snapshots, Tree, index_of
 
 DAY_S = 24 * 3600
+#: A blob of segments that several tasks may share.
+SHARED = "orders/1/_segments/1700000000000-0123456789abcdef"
 
 
 def tree(number: int) -> Tree:
@@ -267,6 +269,28 @@ def test_a_task_of_the_layout_without_a_checkpoint_is_left_alone(job: Job) -> No
     assert job.names() == job.needed(retained)
 
 
+def test_a_partition_without_input_keeps_no_shared_garbage(job: Job) -> None:
+    """A task that never had a message has no checkpoint and no blobs, so segments that no checkpoint needs and that
+    several tasks could share are garbage."""
+    retained = job.commit(1)
+    job.publish(retained, tasks=2)
+    job.blobs.put(SHARED, b"x", ttl_days=None)
+    job.later()
+    assert blobs_of(job.collect()) == {"kept": 3, "orphans": 1}
+    assert job.names() == job.needed(retained)
+
+
+def test_a_task_whose_record_was_lost_keeps_what_tasks_share(job: Job) -> None:
+    """FAULT 17: if only the index of its snapshot is left, the task may need segments that it shared with others."""
+    job.publish(job.commit(1), tasks=2)
+    index = "orders/1/Partition_1/totals/1700000000000-0123456789abcdef/index"
+    for name in (SHARED, index):
+        job.blobs.put(name, b"x", ttl_days=None)
+    job.later()
+    assert blobs_of(job.collect()) == {"kept": 3, "unknown": 2}
+    assert {SHARED, index} <= job.names()
+
+
 def test_other_jobs_and_foreign_names_are_left_alone(job: Job) -> None:
     """A collection looks only below the job's own prefix."""
     job.publish(job.commit(1))
@@ -397,6 +421,7 @@ def test_a_job_that_always_publishes_first_is_left_alone(job: Job) -> None:
     checkpoint = first = job.commit(0)
     job.publish(first)
     job.store().commit({"killed.sst": b"garbage" * 10_000})
+    job.blobs.put(SHARED, b"x", ttl_days=None)
     before: list[Checkpoint] = [first]
 
     def publish_and_evict() -> None:
