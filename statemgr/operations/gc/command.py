@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from statemgr.terminal.output import moment, print_json, print_table, say, size
 
 if TYPE_CHECKING:
     from statemgr.operations.gc.gc import GarbageReport
+    from statemgr.operations.gc.layouts import RetiredReport
 
 
 @click.command("gc")
@@ -65,7 +67,7 @@ def command(call: Call, write: bool, grace_s: float | None, fix: bool, allow_no_
     if call.as_json:
         print_json(_as_json(found, written=write))
     else:
-        _print(found, written=write)
+        _print(found, str(call.config.get("kafka.bootstrap.servers")), written=write)
     status = _status(found)
     if status:
         raise SystemExit(status)
@@ -99,7 +101,7 @@ def _as_json(found: GarbageReport, *, written: bool) -> dict[str, object]:
     }
 
 
-def _print(found: GarbageReport, *, written: bool) -> None:
+def _print(found: GarbageReport, kafka: str, *, written: bool) -> None:
     from statemgr.operations.gc.gc import BlobStatus
 
     meanings = {
@@ -128,22 +130,7 @@ def _print(found: GarbageReport, *, written: bool) -> None:
     for note in found.notes:
         say(f"note: {note}")
     for layout in found.layouts:
-        name = f"the layout with {layout.tasks} tasks, replaced at {moment(layout.retired_ms)},"
-        if layout.lost and not layout.collected:
-            say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
-        if layout.collected:
-            say(f"{name} is collected: the next run deletes its blobs; its changelogs can be deleted")
-        elif layout.collectable:
-            say(
-                f"{name} is old: --write collects it, and `statemgr rescale --undo` cannot go back to it any more",
-                style="yellow",
-            )
-        elif layout.kept:
-            say(
-                f"{name} keeps {', '.join(layout.kept)}: it stays until `statemgr checkpoints tag --drop` releases them"
-            )
-        else:
-            say(f"{name} is kept until it is older than the grace period; `statemgr rescale --undo` goes back to it")
+        _print_layout(layout, kafka)
     for blob_id in found.missing:
         say(f"missing: {blob_id}", style="red")
     for blob_id in sorted(set(found.expiring) - set(found.fixed)):
@@ -159,3 +146,27 @@ def _print(found: GarbageReport, *, written: bool) -> None:
         say("nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it")
     elif not written:
         say("nothing was changed; add --write to delete the orphans")
+
+
+def _print_layout(layout: RetiredReport, kafka: str) -> None:
+    name = f"the layout with {layout.tasks} tasks, replaced at {moment(layout.retired_ms)},"
+    if layout.lost and not layout.collected:
+        say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
+    if layout.collected:
+        say(f"{name} is collected: the next run deletes its blobs")
+        if layout.changelogs:
+            say("the job does not need its changelogs any more. This is the only run that names them. To delete them:")
+        for topic in layout.changelogs:
+            pattern = topic.replace(".", "\\.")  # the command takes a regular expression
+            say(f"  kafka-topics.sh --bootstrap-server {quote(kafka)} --delete --topic {quote(pattern)}")
+    elif layout.collectable:
+        say(
+            f"{name} is old: --write collects it, and `statemgr rescale --undo` cannot go back to it any more",
+            style="yellow",
+        )
+        if layout.changelogs:
+            say(f"then the job does not need its changelogs any more: {', '.join(layout.changelogs)}")
+    elif layout.kept:
+        say(f"{name} keeps {', '.join(layout.kept)}: it stays until `statemgr checkpoints tag --drop` releases them")
+    else:
+        say(f"{name} is kept until it is older than the grace period; `statemgr rescale --undo` goes back to it")

@@ -16,8 +16,8 @@ Steps of :func:`collect_garbage`:
    offers that expired long ago. Then read the topic once more, and ask by name for each blob that became needed
    meanwhile: one that does not exist was deleted because a clock is wrong
 7. only on request: collect the layouts that a rescale replaced longer ago than the grace period, unless they keep a
-   checkpoint: delete their records from the topic. Their blobs were still needed in steps 1 to 6; the next collection
-   deletes them
+   checkpoint: delete their records from the topic (:mod:`statemgr.operations.gc.layouts`). Their blobs were still
+   needed in steps 1 to 6; the next collection deletes them
 
 Why a commit that runs meanwhile is safe: a publish refers only to blobs that the checkpoint before it needs, and to
 blobs younger than half the shortest grace period (:mod:`statemgr.flows.committing.limits`), which are no orphans.
@@ -40,10 +40,10 @@ from typing import TypeVar
 from statemgr.backends.blobs.names import is_index_blob
 from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
 from statemgr.flows.committing.limits import chosen_grace_ms
-from statemgr.flows.replaced_layouts import collect_layouts, kept_by
 from statemgr.kafka.plain_writes import withdraw_offers
 from statemgr.model.jobs.offers import OfferKey
 from statemgr.model.snapshot import blob_id_problem
+from statemgr.operations.gc.layouts import RetiredReport, collect_old_layouts
 from statemgr.operations.gc.needed_blobs import NeededBlobs, find_needed_blobs
 from statemgr.ports import BlobInfo, CheckpointLog, Progress, UnfinishedUpload, list_blobs
 from statemgr.services import Services
@@ -80,21 +80,6 @@ class BlobCount:
     def add(self, info: BlobInfo) -> None:
         self.blobs += 1
         self.size += info.size
-
-
-@dataclass(frozen=True, slots=True)
-class RetiredReport:
-    """A layout that a rescale has replaced, since when (epoch milliseconds), the checkpoints that it keeps, which
-    protect it, whether a deletion collects it now, whether it was collected, and a blob that it has lost (None: all are
-    there)."""
-
-    generation: int
-    tasks: int
-    retired_ms: int
-    kept: tuple[str, ...]
-    collectable: bool
-    collected: bool
-    lost: str | None
 
 
 @dataclass
@@ -188,15 +173,9 @@ def collect_garbage(
             report.missing = lost(third.needed.keys() - first.needed.keys() - second.needed.keys())
         except MissingBlob as error:  # an index
             report.missing = [str(error.where.get("blob", error.message))]
-    for retired in log.retired():  # 7
-        layout, kept = retired.layout, kept_by(log, retired.layout.generation)
-        collectable = not report.missing and retired.retired_ms < cut_ms and not kept
-        collected, lost_blob = delete and collectable, damaged.get(layout.generation)
-        report.layouts.append(
-            RetiredReport(layout.generation, layout.tasks, retired.retired_ms, kept, collectable, collected, lost_blob)
-        )
-    if any(one.collected for one in report.layouts):
-        collect_layouts(services, log, cut_ms)
+    # none is collected as long as a blob is missing
+    before_ms = 0 if report.missing else cut_ms
+    report.layouts = collect_old_layouts(services, log, before_ms, damaged, delete=delete)  # 7
     return report
 
 
