@@ -6,7 +6,7 @@ blobs here. An upload that never ended is in no listing, but it costs storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -21,6 +21,8 @@ from statemgr.errors import AccessDenied, InvalidError, MissingBlob
 from statemgr.ports import BlobInfo, BlobPage, UnfinishedUpload
 
 _MINIMUM_SIZE = "TransitionDefaultMinimumObjectSize"
+#: Days after which the versions of deleted blobs are deleted. Until then somebody can bring a blob back.
+_VERSION_DAYS = 7
 
 
 class S3Administration:
@@ -29,15 +31,17 @@ class S3Administration:
     Args:
         ttl_days: the TTL whose lifecycle rule :meth:`probe` looks for.
         abilities: what the server can do.
+        own: the prefix of the names of the job's blobs, within the place.
     """
 
     #: A listing has no tags and no records.
     listing_tells_ttl = False
 
-    def __init__(self, place: Place, ttl_days: int, abilities: Abilities) -> None:
+    def __init__(self, place: Place, ttl_days: int, abilities: Abilities, own: str) -> None:
         self._place = place
         self._ttl_days = ttl_days
         self._abilities = abilities
+        self._own = place.prefix + own
 
     def list(self, prefix: str, token: str | None = None) -> BlobPage:
         """Leaves expiry records out. A page of a directory bucket has no order."""
@@ -86,7 +90,7 @@ class S3Administration:
 
     def probe(self) -> Sequence[str]:
         """Says what the server lacks as far as requests have shown it: make one of each kind before."""
-        problems = [self._rule_problem()]
+        problems = [self._rule_problem(), self._versions_problem()]
         if not self._abilities.checks_uploads():
             problems.append("note: this server does not check checksums: every upload is read back")
         if not self._abilities.deletes_many:
@@ -94,32 +98,65 @@ class S3Administration:
         return [problem for problem in problems if problem]
 
     def fix(self) -> Sequence[str]:
-        """Add the lifecycle rule that expires objects with the TTL tag. The bucket's other rules stay.
+        """Add the lifecycle rules that are missing; the bucket's other rules stay. One expires objects with the TTL
+        tag. In a bucket that keeps versions, another one deletes those of the job's deleted blobs.
 
         Raises: InvalidError if the server has no lifecycle rules.
         """
-        if "Tagging" in self._abilities.lacks:
-            return ()
-        place, days = self._place, self._ttl_days
+        place, days, done = self._place, self._ttl_days, list[str]()
+        if "Tagging" not in self._abilities.lacks:
+            tag = {"Key": TTL_TAG, "Value": str(days)}
+            which: Any = {"And": {"Prefix": place.prefix, "Tags": [tag]}} if place.prefix else {"Tag": tag}
+            rule: dict[str, Any] = {"Filter": which, "Expiration": {"Days": days}}
+            self._install(f"{TTL_TAG}-{days}-{place.prefix}", rule, lambda one: _covers(one, place.prefix, days))
+            done.append("the lifecycle rule is installed")
+        if self._keeps_versions():
+            rule = {
+                "Filter": {"Prefix": self._own},
+                "NoncurrentVersionExpiration": {"NoncurrentDays": _VERSION_DAYS},
+                # what hides deleted blobs when no version of theirs is left
+                "Expiration": {"ExpiredObjectDeleteMarker": True},
+            }
+            self._install(f"statemgr-versions-{self._own}", rule, lambda one: _deletes_versions(one, self._own))
+            done.append(f"a lifecycle rule deletes the versions of deleted blobs after {_VERSION_DAYS} days")
+        return tuple(done)
+
+    def _install(self, identity: str, rule: Mapping[str, Any], is_enough: Callable[[Any], bool]) -> None:
+        """Add a rule, unless one of the bucket's rules is enough."""
+        place, identity = self._place, identity.rstrip("-/")[:255]
         found = self._rules()
         rules = found.get("Rules", ())
-        if not any(_covers(rule, place.prefix, days) for rule in rules):
-            tag = {"Key": TTL_TAG, "Value": str(days)}
-            identity = f"{TTL_TAG}-{days}-{place.prefix}".rstrip("-/")[:255]
-            rule = {
-                "ID": identity,
-                "Status": "Enabled",
-                "Filter": {"And": {"Prefix": place.prefix, "Tags": [tag]}} if place.prefix else {"Tag": tag},
-                "Expiration": {"Days": days},
-            }
-            configuration: Any = {"Rules": [*(r for r in rules if r.get("ID") != identity), rule]}
-            # S3 resets the setting of the other rules if a request lacks it
-            kept = {_MINIMUM_SIZE: found[_MINIMUM_SIZE]} if _MINIMUM_SIZE in found else {}
-            with translated(place.bucket):
-                place.client.put_bucket_lifecycle_configuration(
-                    Bucket=place.bucket, LifecycleConfiguration=configuration, **kept
-                )
-        return ("the lifecycle rule is installed",)
+        if any(map(is_enough, rules)):
+            return
+        others = [one for one in rules if one.get("ID") != identity]
+        configuration: Any = {"Rules": [*others, {"ID": identity, "Status": "Enabled", **rule}]}
+        # S3 resets the setting of the other rules if a request lacks it
+        kept = {_MINIMUM_SIZE: found[_MINIMUM_SIZE]} if _MINIMUM_SIZE in found else {}
+        with translated(place.bucket):
+            place.client.put_bucket_lifecycle_configuration(
+                Bucket=place.bucket, LifecycleConfiguration=configuration, **kept
+            )
+
+    def _keeps_versions(self) -> bool:
+        """Whether deleted objects stay as versions. False if the server has no such request, or refuses it."""
+        place = self._place
+        if place.is_directory:
+            return False
+        with suppress(AccessDenied, InvalidError, MissingBlob), translated(place.bucket):
+            # a suspended bucket still has its older versions
+            return place.client.get_bucket_versioning(Bucket=place.bucket).get("Status") in ("Enabled", "Suspended")
+        return False
+
+    def _versions_problem(self) -> str | None:
+        if not self._keeps_versions():
+            return None
+        with suppress(AccessDenied, InvalidError):
+            if any(_deletes_versions(rule, self._own) for rule in self._rules().get("Rules", ())):
+                return None
+        return (
+            f"note: bucket {self._place.bucket} keeps a version of every deleted blob, which costs storage for ever; "
+            f"`statemgr doctor --fix` installs a lifecycle rule that deletes them after {_VERSION_DAYS} days"
+        )
 
     def _rule_problem(self) -> str | None:
         if "Tagging" in self._abilities.lacks:
@@ -164,3 +201,12 @@ def _covers(rule: Any, prefix: str, ttl_days: int) -> bool:
     starts = both.get("Prefix") or found.get("Prefix") or ""
     days = rule.get("Expiration", {}).get("Days")
     return bool(rule.get("Status") == "Enabled" and tags == wanted and prefix.startswith(starts) and days == ttl_days)
+
+
+def _deletes_versions(rule: Any, prefix: str) -> bool:
+    """Whether a lifecycle rule deletes every old version of the objects below a prefix."""
+    found = rule.get("Filter", {"Prefix": rule.get("Prefix", "")})
+    versions = rule.get("NoncurrentVersionExpiration", {})
+    is_whole = found.keys() <= {"Prefix"} and prefix.startswith(found.get("Prefix", ""))
+    is_every = "NoncurrentDays" in versions and not versions.get("NewerNoncurrentVersions")
+    return bool(rule.get("Status") == "Enabled" and is_whole and is_every)

@@ -57,7 +57,7 @@ class S3BlobStore:
         self._encryption = encryption
         self._abilities = Abilities(place, own, encryption)
         self._tags, self._records = Tags(place), Records(place, encryption)
-        self.administration = S3Administration(place, ttl_days, self._abilities)
+        self.administration = S3Administration(place, ttl_days, self._abilities, own)
 
     # --- writing ---
 

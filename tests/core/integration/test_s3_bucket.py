@@ -81,6 +81,20 @@ def test_a_rule_for_another_prefix_does_not_count(moto: DevS3Server) -> None:
     assert any("lifecycle" in text for text in open_raw(moto, "b", **{"blob.store.ttl.days": 9}).administration.probe())
 
 
+def test_a_bucket_with_versions_gets_a_rule_for_them(moto: DevS3Server) -> None:
+    """The server accepts the rule, and it is found again."""
+    store = open_raw(moto, "", **{"blob.store.uri": "s3://kept/some/where"})
+    client: Any = store._client
+    client.create_bucket(Bucket="kept")
+    assert not any("version" in text for text in store.administration.probe())
+    client.put_bucket_versioning(Bucket="kept", VersioningConfiguration={"Status": "Enabled"})
+    assert any("keeps a version" in text for text in store.administration.probe())
+    store.administration.fix()
+    assert not any("version" in text for text in store.administration.probe())
+    assert len(client.get_bucket_lifecycle_configuration(Bucket="kept")["Rules"]) == 2
+    store.close()
+
+
 def test_a_server_without_lifecycle_rules_says_so(s3: S3Server) -> None:
     """On a server without lifecycle rules, the probe reports a note, and installing the rule raises a typed error."""
     store = open_raw(s3, s3.fresh_prefix())

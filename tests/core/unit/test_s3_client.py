@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("botocore")
 
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import CredentialRetrievalError
+from botocore.exceptions import ClientError, CredentialRetrievalError
 from botocore.utils import parse_timestamp
 from urllib3 import HTTPResponse
 
@@ -53,12 +53,87 @@ def test_installing_a_rule_keeps_the_setting_of_the_others() -> None:
     installed: dict[str, Any] = {}
     client = SimpleNamespace(
         get_bucket_lifecycle_configuration=lambda **_: {"Rules": [{"ID": "mine"}], **setting},
+        get_bucket_versioning=lambda **_: {},
         put_bucket_lifecycle_configuration=lambda **given: installed.update(given),
     )
     abilities: Any = SimpleNamespace(lacks=())
-    S3Administration(Place(client, "bucket", ""), 7, abilities).fix()
+    S3Administration(Place(client, "bucket", ""), 7, abilities, "orders/1/").fix()
     assert installed.items() >= setting.items()
     assert len(installed["LifecycleConfiguration"]["Rules"]) == 2
+
+
+class VersionedBucket:
+    """The client of a bucket with this state of versioning, or with this error in its place."""
+
+    def __init__(self, state: str | ClientError) -> None:
+        self.state = state
+        self.rules: list[dict[str, Any]] = [{"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}}]
+
+    def get_bucket_versioning(self, **_: object) -> dict[str, str]:
+        if isinstance(self.state, ClientError):
+            raise self.state
+        return {"Status": self.state} if self.state else {}
+
+    def get_bucket_lifecycle_configuration(self, **_: object) -> dict[str, Any]:
+        return {"Rules": self.rules}
+
+    def put_bucket_lifecycle_configuration(self, **given: Any) -> None:
+        self.rules = given["LifecycleConfiguration"]["Rules"]
+
+    def administration(self, job: str = "orders/1/") -> S3Administration:
+        """The administration for the blobs of a job."""
+        abilities: Any = SimpleNamespace(lacks=(), deletes_many=True, checks_uploads=lambda: True)
+        client: Any = self
+        return S3Administration(Place(client, "bucket", "team/"), 7, abilities, job)
+
+
+@pytest.mark.parametrize("state", ["Enabled", "Suspended"])
+def test_versions_of_deleted_blobs_are_deleted(state: str) -> None:
+    """Without a rule, a bucket that keeps versions keeps every blob that was ever deleted. The rule is about the job's
+    own blobs, and touches no current one."""
+    bucket = VersionedBucket(state)
+    store = bucket.administration()
+    assert [text for text in store.probe() if "version" in text and text.startswith("note: ")]
+    for _ in range(2):
+        assert any("versions" in done for done in store.fix())
+        assert store.probe() == []
+    assert [rule["ID"] for rule in bucket.rules] == ["mine", "statemgr-ttl-7-team", "statemgr-versions-team/orders/1"]
+    rule = bucket.rules[-1]
+    assert rule["Filter"] == {"Prefix": "team/orders/1/"}
+    assert (rule["NoncurrentVersionExpiration"], rule["Expiration"]) == (
+        {"NoncurrentDays": 7},
+        {"ExpiredObjectDeleteMarker": True},
+    )
+    assert any("version" in text for text in bucket.administration("orders/10/").probe()), "another job"
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_enough"),
+    [
+        ({"Filter": {}}, True),
+        ({"Prefix": "team/"}, True),
+        ({"Filter": {"Prefix": "team/"}, "Status": "Disabled"}, False),
+        ({"Filter": {"Prefix": "other/"}}, False),
+        ({"Filter": {"Tag": {"Key": "a", "Value": "b"}}}, False),
+        ({"Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1, "NewerNoncurrentVersions": 2}}, False),
+    ],
+)
+def test_a_rule_of_somebody_else_may_delete_versions(rule: dict[str, Any], is_enough: bool) -> None:
+    """A rule counts if it deletes all versions of the job's blobs, whatever the number of days."""
+    bucket = VersionedBucket("Enabled")
+    bucket.rules = [{"Status": "Enabled", "NoncurrentVersionExpiration": {"NoncurrentDays": 90}, **rule}]
+    assert any("version" in text for text in bucket.administration().probe()) is not is_enough
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("AccessDenied", 403), ("NotImplemented", 501), ("InvalidArgument", 400), ("NoSuchKey", 404)]
+)
+def test_a_server_that_does_not_tell_of_versions_has_none(code: str, status: int) -> None:
+    """A missing right or an unknown request is no problem."""
+    answer: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    bucket = VersionedBucket(ClientError(answer, "GetBucketVersioning"))
+    assert bucket.administration().fix() == ("the lifecycle rule is installed",)
+    assert bucket.administration().probe() == []
 
 
 def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
