@@ -70,6 +70,11 @@ def task_path(task: str) -> str:
     return f"Partition_{task_index(task)}"
 
 
+def task_prefix(job_key: str, task: str) -> str:
+    """The prefix of the names of all blobs of a task; ends in ``/``."""
+    return f"{job_key}/{task_path(task)}/"
+
+
 def task_at(path: str) -> str | None:
     """The task of a :func:`task_path`; None if it is something else."""
     task = path.replace("_", " ", 1)

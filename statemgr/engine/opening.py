@@ -32,7 +32,7 @@ from statemgr.flows.opening.adopted_job import OldJobWatch
 from statemgr.flows.opening.open_job import JobTopics, read_published
 from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.restore import restore_task
-from statemgr.flows.owner import FENCED_AT_ONCE, Owner, always
+from statemgr.flows.owner import WAITING_AT_ONCE, Owner, always
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.model.checkpoint import Layout
 from statemgr.model.jobs.permissions import Permissions
@@ -76,7 +76,7 @@ class TaskOpener:
                 fenced[task] = Owner.take(self.services, self.log, task, fence_others=False)
 
         try:
-            self.services.in_parallel("fence", fence_one, tasks, FENCED_AT_ONCE)
+            self.services.in_parallel("fence", fence_one, tasks, WAITING_AT_ONCE)
             if fenced:  # the owners of the whole job are the same ones for all tasks
                 next(iter(fenced.values())).fence_others()
         except BaseException:

@@ -38,8 +38,8 @@ from statemgr.services import Services
 
 #: Tries to settle a publish of a command; each has its own deadline.
 _SETTLE_TRIES = 3
-#: Almost all of the time is spent waiting for the broker.
-FENCED_AT_ONCE = 32
+#: Calls at a time that spend almost all of their time waiting for the broker.
+WAITING_AT_ONCE = 32
 
 
 def always() -> bool:
@@ -332,7 +332,7 @@ def fence_ids(services: Services, transactional_ids: Sequence[str]) -> None:
         finally:
             other.close()
 
-    services.in_parallel("fence", fence_one, transactional_ids, FENCED_AT_ONCE)
+    services.in_parallel("fence", fence_one, transactional_ids, WAITING_AT_ONCE)
 
 
 def _fingerprint(record: CheckpointRecord | None) -> tuple[str, int, int] | None:

@@ -98,14 +98,14 @@ class Sweep:
             if task is None or not _is_ours(job, directory):
                 continue
             stores = sorted(durable.directories_with(directory, "committed"))
-            yield _Place(task, _changed_ns([directory]), _LOOKS, partial(self._forget, task, stores))
+            yield _Place(task, durable.changed_ns(directory), _LOOKS, partial(self._forget, task, stores))
             for store in stores:
                 if store not in self._services.config.stores:
-                    changed_ns = _changed_ns([directory / store / "committed"])
+                    changed_ns = durable.changed_ns(directory / store / "committed")
                     yield _Place(f"{task}/{store}", changed_ns, _LOOKS, partial(self._forget, task, [store]))
         for directory in sorted(found for pattern in _WORK for found in job.glob(pattern)):
             if _is_ours(job, directory):
-                changed_ns = _changed_ns([directory, *directory.iterdir()])
+                changed_ns = max(map(durable.changed_ns, (directory, *directory.iterdir())))
                 yield _Place(str(directory.relative_to(job)), changed_ns, _LOOKS_AT_WORK, partial(_clear, directory))
 
     def _remove(self, place: _Place) -> bool:
@@ -130,9 +130,8 @@ class Sweep:
 
 def _clear(directory: Path) -> bool:
     with exclusive_if_free(directory / _LOCK) as is_free:
-        for path in sorted(directory.iterdir()) if is_free else ():
-            if path.name != _LOCK:
-                durable.remove(path)
+        if is_free:
+            durable.remove_all_but(directory, _LOCK)
     return is_free
 
 
@@ -142,10 +141,6 @@ def _is_ours(job: Path, directory: Path) -> bool:
         return durable.check_private(job, *directory.relative_to(job).parts).is_dir()
     except InvalidError:
         return False
-
-
-def _changed_ns(paths: Iterable[Path]) -> int:
-    return max(durable.changed_ns(path) for path in paths)
 
 
 def _read(note: Path) -> tuple[int, dict[str, tuple[int, int]]]:

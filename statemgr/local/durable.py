@@ -198,6 +198,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def remove_all_but(directory: Path, name: str) -> None:
+    """Remove everything in a directory except one entry. Raises: OSError."""
+    for path in sorted(directory.iterdir()):
+        if path.name != name:
+            remove(path)
+
+
 def make_private(base: Path, *names: str, inside: Sequence[str] = ()) -> Path:
     """Create ``base`` and the levels below it where they are missing, with mode 0700, and directories ``inside`` the
     last one. Returns: the last one.

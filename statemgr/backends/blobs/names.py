@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from statemgr.ids import task_path
+from statemgr.ids import task_prefix
 from statemgr.model.hashing import content_hash
 from statemgr.ports import StoreIdentity
 
@@ -21,7 +21,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 def store_prefix(identity: StoreIdentity) -> str:
     """The prefix of all blobs of a store; ends in ``/``."""
-    return f"{identity.job_key}/{task_path(identity.task)}/{identity.store}/"
+    return f"{task_prefix(identity.job_key, identity.task)}{identity.store}/"
 
 
 def index_blob(identity: StoreIdentity, attempt: str) -> str:
@@ -36,7 +36,7 @@ def is_index_blob(blob_id: str) -> bool:
 
 def segments_prefix(identity: StoreIdentity) -> str:
     """The prefix of all blobs of segments of a task; ends in ``/``."""
-    return f"{identity.job_key}/{task_path(identity.task)}/_segments/"
+    return f"{task_prefix(identity.job_key, identity.task)}_segments/"
 
 
 def segments_blob(identity: StoreIdentity, attempt: str) -> str:

@@ -16,7 +16,7 @@ from itertools import chain
 from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, extended, loss_of, read_tail
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingState
-from statemgr.ids import task_index, task_path
+from statemgr.ids import task_index, task_prefix
 from statemgr.local.change_buffer import FrozenChanges, ScratchChanges
 from statemgr.model.checkpoint import ChangelogMarker, Marker
 from statemgr.model.commit import Change, ChangeSet, PreparedChanges
@@ -175,7 +175,7 @@ class ChangelogBackup(BackupManager):
             if isinstance(body, bytes) and len(body) <= INLINE_LIMIT:
                 return PreparedChanges(fill, inline=body)
             blob_id = (
-                f"{identity.job_key}/{task_path(identity.task)}/_commit/"
+                f"{task_prefix(identity.job_key, identity.task)}_commit/"
                 f"{snapshot.attempt}/changes-{identity.store}-{KAFKA_CHANGELOG}"
             )
             return PreparedChanges(fill, blob=self._services.transfer().put(blob_id, body))

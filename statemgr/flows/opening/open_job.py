@@ -23,7 +23,7 @@ from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.committing.limits import check_config
 from statemgr.flows.opening.opening_checks import check_changes, refuse_lost_checkpoint, refuse_lost_job
-from statemgr.flows.owner import Owner
+from statemgr.flows.owner import WAITING_AT_ONCE, Owner
 from statemgr.flows.published import Published
 from statemgr.kafka.topics import TopicAdmin, TopicProblem, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.local.machine import moment
@@ -37,8 +37,6 @@ from statemgr.services import Services
 log = logging.getLogger(__name__)
 #: Settings with which brokers may lose checkpoints.
 _MAY_LOSE = frozenset({"cleanup.policy", "unclean.leader.election.enable"})
-#: Almost all of the time is spent waiting for the broker.
-_READ_AT_ONCE = 32
 
 
 class JobTopics:
@@ -217,7 +215,7 @@ def _checked(
     def refuse(task: str) -> None:
         refuse_lost_checkpoint(services, log, task, look_at_blobs=bool(found))
 
-    services.in_parallel("open", refuse, lost, _READ_AT_ONCE)
+    services.in_parallel("open", refuse, lost, WAITING_AT_ONCE)
     return permissions
 
 
@@ -284,7 +282,7 @@ def guard_targets(
                     _guard_fill(services, services.identity(task, store.name), factory, record, permissions[task])
         found[task] = frozenset(pairs)
 
-    services.in_parallel("open", guard, records, _READ_AT_ONCE)
+    services.in_parallel("open", guard, records, WAITING_AT_ONCE)
     return found
 
 

@@ -20,7 +20,7 @@ from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import InvalidError, MissingBlob, MissingState, PermissionNeeded
-from statemgr.ids import task_index, task_name, task_path
+from statemgr.ids import task_index, task_name, task_path, task_prefix
 from statemgr.local import durable
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.permissions import Permissions
@@ -118,8 +118,7 @@ def _state_of_task(services: Services, checkpoint_log: CheckpointLog, task: str,
         return "records were deleted from the topic"
     if was_published_here(services, task):
         return "this machine has published state of it"
-    prefix = f"{services.config.job_key}/{task_path(task)}/"
-    return _published_blob(services, prefix) if look_at_blobs else None
+    return _published_blob(services, task_prefix(services.config.job_key, task)) if look_at_blobs else None
 
 
 def _refuse_used_changelogs(services: Services, task: str) -> None:

@@ -48,8 +48,8 @@ def collect_old_layouts(
     if not layouts:
         return []
     kept = {generation: kept_by(log, generation) for generation in layouts}
-    changelogs = {generation: _changelogs(log, generation) for generation in layouts}
     old = {number for number, one in layouts.items() if one.retired_ms < before_ms and not kept[number]}
+    changelogs = {generation: _changelogs(log, generation) for generation in old}
     if delete and old:
         collect_layouts(services, log, before_ms)
     # somebody may have gone back to one of them meanwhile, or keeps a checkpoint there

@@ -48,7 +48,7 @@ from itertools import compress
 
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, PermissionNeeded
 from statemgr.flows.offers import expired_offers, offered_blobs
-from statemgr.ids import CheckpointId, task_name, task_path
+from statemgr.ids import CheckpointId, task_name, task_prefix
 from statemgr.model.checkpoint import CheckpointRecord, Marker
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.offers import OfferKey
@@ -150,18 +150,14 @@ def find_needed_blobs(
     unknown.update(compress(missing, services.in_parallel("search", partial(_has_blobs, services), missing)))
     if unknown:
         # they may have segments in blobs that several tasks share
-        shared = f"{services.config.job_key}/_segments/"
-        found.unknown = (*(_prefix(services, task) for task in unknown), shared)
+        job = services.config.job_key
+        found.unknown = (*(task_prefix(job, task) for task in unknown), f"{job}/_segments/")
     return found
-
-
-def _prefix(services: Services, task: str) -> str:
-    return f"{services.config.job_key}/{task_path(task)}/"
 
 
 def _has_blobs(services: Services, task: str) -> bool:
     """Whether the task may have been backed up: its first commit stores a snapshot, with an index below its prefix."""
-    return next(list_blobs(services.blobs(), _prefix(services, task)), None) is not None
+    return next(list_blobs(services.blobs(), task_prefix(services.config.job_key, task)), None) is not None
 
 
 def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) -> Mapping[str, CheckpointRecord]:

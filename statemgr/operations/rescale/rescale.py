@@ -44,7 +44,7 @@ from statemgr.flows.published import Published, common_serdes
 from statemgr.ids import attempt_millis, source_topic, task_name
 from statemgr.kafka.input_topics import InputTopics
 from statemgr.kafka.topics import TopicAdmin
-from statemgr.local import durable, remove
+from statemgr.local import durable
 from statemgr.local.machine import moment
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint, Layout
@@ -146,9 +146,7 @@ def rescale(
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
                 raise error  # no opening would remove these: the commits have added others
             publish_now(owner, "the new layout", commits, batch=plan.output[1], evict=False)  # 7
-        for name in sorted(path.name for path in root.iterdir()):
-            if name != "lock":
-                remove(root / name)
+        durable.remove_all_but(root, "lock")
     return Rescaled(built, published.checkpoints)
 
 
