@@ -22,6 +22,7 @@ from pathlib import Path
 from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
+from statemgr.local.rocksdb.native import native_calls
 from statemgr.model.commit import Change
 from statemgr.os_errors import Fault, fault_in, of_fault
 
@@ -62,12 +63,13 @@ def is_vendors(error: Exception) -> bool:
 
 @contextmanager
 def translated(what: str, path: Path) -> Iterator[None]:
-    """A context manager that raises rocksdict's errors as typed ones.
+    """A context manager for calls of rocksdict that raises its errors as typed ones.
 
     Raises: DiskFull, CorruptError, InvalidError (locked, or not bytes), ClosedError, AccessDenied, RetryableError.
     """
     try:
-        yield
+        with native_calls():
+            yield
     except Exception as error:
         if not is_vendors(error):
             raise
@@ -87,8 +89,9 @@ def open_database(directory: Path, options: Options, *, read_only: bool = False)
 def close_database(database: Rdict, directory: Path) -> None:
     """Close without flushing. The lock is released with the last reference to ``database``."""
     try:
-        database.cancel_all_background(True)
-        database.close()
+        with native_calls():
+            database.cancel_all_background(True)
+            database.close()
     except Exception as error:
         # close tries a flush, which was just cancelled; the database is closed nevertheless
         if "Shutdown in progress" not in str(error) and not _is_stuck(error):

@@ -506,3 +506,31 @@ def test_file_size_limit_loses_nothing(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[3],
     )
     assert run.stdout == "recovered\n", run.stderr
+
+
+_ENDS_MEANWHILE = """
+import os, sys, threading, time
+from pathlib import Path
+from statemgr.local.rocksdb.store import RocksDbStore
+
+def work(directory):
+    store = RocksDbStore.open(directory, {})
+    for number in range(1_000_000):
+        store.write((b"%d %d" % (number, i), os.urandom(400)) for i in range(2_000))
+        store.flush()
+        store.concurrent_checkpoint(directory.parent / f"{directory.name}-{number}")
+
+for number in range(4):
+    threading.Thread(target=work, args=(Path(sys.argv[1]) / str(number),), daemon=True).start()
+time.sleep(0.5)
+sys.exit(3)
+"""
+
+
+def test_a_process_ends_while_threads_are_inside_of_rocksdb(tmp_path: Path) -> None:
+    """With its own exit code: no thread comes back from RocksDB to an interpreter that has ended."""
+    for attempt in range(4):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        run = subprocess.run([sys.executable, "-c", _ENDS_MEANWHILE, directory], capture_output=True, text=True)
+        assert (run.returncode, run.stdout, run.stderr) == (3, "", "")
