@@ -37,6 +37,7 @@ commit.ms = 60000
 # commit.timeout.ms = 300000
 # checkpoint.topic = "{checkpoint_topic}"
 # checkpoint.replication.factor = 3     # of topics that statemgr creates; -1: the broker's default
+# topics.min.insync.replicas = 2        # further settings of these topics, under Kafka's names
 # checkpoint.retained = 2               # checkpoints to keep per task
 # checkpoint.read.versions = [1, 2]
 # checkpoint.write.versions = [2]       # [1, 2] while older software may take the job over

@@ -21,6 +21,11 @@ _OWN_SETTINGS = (
     "transactional.id", "enable.idempotence", "isolation.level", "enable.auto.commit", "acks",
     "delivery.report.only.error",
 )  # fmt: skip
+#: Settings of topics that the protocol depends on.
+OWN_TOPIC_SETTINGS = (
+    "cleanup.policy", "max.message.bytes", "min.compaction.lag.ms", "delete.retention.ms", "message.timestamp.type",
+    "unclean.leader.election.enable",
+)  # fmt: skip
 _MOST_TOPIC = 249
 
 
@@ -145,7 +150,14 @@ def _of_memory(store: StoreConfig, memory_bytes: int) -> Iterator[_Problem]:
 
 
 def _of_topics(config: JobConfig) -> Iterator[_Problem]:
-    """No topic has two uses."""
+    """No topic has two uses, and settings of new topics suit the protocol."""
+    for name, value in config.topic_settings.items():
+        key = f"task.topics.{name}"
+        if name in OWN_TOPIC_SETTINGS:
+            yield _Problem(key, f"{key} cannot be set: statemgr chooses it", "remove the key")
+        if name == "min.insync.replicas" and value.isdigit() and 0 < config.checkpoint_replication_factor < int(value):
+            message = f"{key} is more than task.checkpoint.replication.factor: nothing could be written"
+            yield _Problem(key, message, f"set it to at most {config.checkpoint_replication_factor}")
     topics = [("task.checkpoint.topic", config.checkpoint_topic)]
     topics += [(f"stores.{store.name}.changelog.topic", store.changelog_topic) for store in config.stores.values()]
     topics += [("task.inputs", topic) for topic in config.inputs]

@@ -311,6 +311,14 @@ class JobConfig:
                 own[rest] = cast("str | int | float | bool", self._resolved(key))
         return shared | own
 
+    @property
+    def topic_settings(self) -> dict[str, str]:
+        """Settings of topics that statemgr creates besides those that it needs, under Kafka's names, as Kafka takes
+        them."""
+        prefix = "task.topics."
+        found = {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
+
     def schema_registry(self) -> dict[str, str | int | float | bool]:
         """Settings for the client of the Schema Registry, under its own names, resolved and with secrets in plain text.
 

@@ -24,6 +24,7 @@ from statemgr.config.values import (
     REGISTRY,
     TEXT,
     TOPIC,
+    TOPIC_SETTING,
     TOPICS,
     Kind,
     Value,
@@ -46,8 +47,8 @@ _STORE_KEY_SERDE = Kind(
 )
 #: A store's name in a key has no dots, so that a mistyped key is never taken for another store.
 _STORE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
-_CLIENT_SETTING = re.compile(
-    r"(kafka\.(?:(?:producer|consumer|admin)\.)?|schema\.registry\.)[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_VENDORS_SETTING = re.compile(
+    r"(kafka\.(?:(?:producer|consumer|admin)\.)?|schema\.registry\.|task\.topics\.)[A-Za-z0-9_][A-Za-z0-9_.-]*"
 )
 _ROCKSDB = "stores.<name>.rocksdb."
 #: Characters of an unknown key that are shown, and compared with known ones.
@@ -125,6 +126,9 @@ KEYS: tuple[Key, ...] = (
         "The checkpoint topic.", "`__statemgr_checkpoints_<job.name>-<job.id>`"),
     Key("task.checkpoint.replication.factor", integer(-1, 32767), -1,
         "Number of replicas of the topics that statemgr creates; -1 takes the broker's default."),
+    Key("task.topics.*", TOPIC_SETTING, None,
+        "Further settings of the topics that statemgr creates, under Kafka's names, such as `min.insync.replicas`. "
+        "Topics that exist are not changed.", "the broker's"),
     Key("task.checkpoint.read.versions", _VERSIONS, [1, 2],
         "Versions of checkpoint records that statemgr reads. Version 1 is that of software without blob snapshots."),
     Key("task.checkpoint.write.versions", _VERSIONS, [2],
@@ -281,9 +285,9 @@ def find(key: str) -> Key | None:
     if first == "stores":
         name, _, setting = rest.partition(".")
         return _BY_PATTERN.get(f"stores.<name>.{setting}") if _STORE_NAME.fullmatch(name) else None
-    client = _CLIENT_SETTING.fullmatch(key)
-    if client and key not in _BY_PATTERN:
-        return _BY_PATTERN[client[1] + "*"]
+    vendors = _VENDORS_SETTING.fullmatch(key)
+    if vendors and key not in _BY_PATTERN:
+        return _BY_PATTERN[vendors[1] + "*"]
     return None if "*" in key else _BY_PATTERN.get(key)
 
 

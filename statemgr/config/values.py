@@ -250,6 +250,7 @@ def _interval(value: object) -> list[str]:
 TEXT = Kind("a text that is not empty", _string, deferred=True)
 BOOLEAN = Kind("true or false", _boolean)
 CLIENT_VALUE = Kind("a text, a number, true or false", _client_value, deferred=True)
+TOPIC_SETTING = Kind("a text, a number, true or false", _client_value)
 NAME_KIND = matching(NAME, "a name of letters, digits, '.', '_' and '-' (at most 128)")
 TOPIC = matching(_TOPIC, "a topic's name: letters, digits, '.', '_' and '-' (at most 249)")
 TOPICS = texts(TOPIC, "a list of different topics, or a text with commas")

@@ -86,7 +86,7 @@ def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
         config.checkpoint_replication_factor,
         {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
         at_least=("max.message.bytes",),
-        created_with={"message.timestamp.type": "LogAppendTime"},
+        created_with={**config.topic_settings, "message.timestamp.type": "LogAppendTime"},
         never=_UNCLEAN,
     )
 
@@ -104,6 +104,7 @@ def changelog_topic_specs(config: JobConfig) -> list[TopicSpec]:
                 "delete.retention.ms": str(DELETE_RETENTION_MS),
             },
             at_least=("min.compaction.lag.ms", "delete.retention.ms"),
+            created_with=config.topic_settings,
             never=_UNCLEAN,
         )
         for store in config.stores.values()

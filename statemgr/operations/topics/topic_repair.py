@@ -96,7 +96,7 @@ def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: boo
     if not allow_older:
         result.refuse_older()
     # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
-    spec = replace(checkpoint_topic_spec(config), name=target, created_with={})
+    spec = replace(checkpoint_topic_spec(config), name=target, created_with=config.topic_settings)
     with TopicAdmin(config, clock) as admin:
         admin.create_missing([spec])
         admin.verify([spec])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from statemgr.config import JobConfig
+from statemgr.config.contradictions import OWN_TOPIC_SETTINGS
+from statemgr.errors import ConfigError
 from statemgr.kafka.topics import changelog_topic_specs, checkpoint_topic_spec
 
 
@@ -41,3 +45,34 @@ def test_the_configuration_decides_partitions_replicas_and_lag() -> None:
     assert checkpoints.config == {"cleanup.policy": "compact", "max.message.bytes": "1048588"}
     assert (changelog.name, changelog.partitions, changelog.replication_factor) == ("mine", 5, 3)
     assert changelog.config["min.compaction.lag.ms"] == "7"
+
+
+def test_new_topics_have_the_settings_of_the_configuration() -> None:
+    """Besides those that statemgr chooses."""
+    more = {"task.topics.min.insync.replicas": 2, "task.topics.preallocate": True}
+    config = JobConfig.from_mapping({"job.name": "orders", "stores.a.type": "memory", **more})
+    specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
+    given = {"min.insync.replicas": "2", "preallocate": "true"}
+    assert len(specs) == 2
+    assert all(given.items() <= spec.created_with.items() for spec in specs)
+
+
+@pytest.mark.parametrize("name", OWN_TOPIC_SETTINGS)
+def test_a_setting_that_statemgr_chooses_is_refused(name: str) -> None:
+    """The protocol depends on it."""
+    with pytest.raises(ConfigError, match=f"task.topics.{name} cannot be set"):
+        _config(**{f"task.topics.{name}": "1"})
+
+
+def test_every_setting_that_statemgr_chooses_is_known() -> None:
+    """So none is replaced silently."""
+    config = _config(stores__a__type="memory")
+    specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
+    chosen = {name for spec in specs for name in (*spec.config, *spec.created_with, *spec.never)}
+    assert chosen == set(OWN_TOPIC_SETTINGS)
+
+
+def test_more_in_sync_replicas_than_replicas_are_refused() -> None:
+    """Nothing could be written."""
+    with pytest.raises(ConfigError, match="nothing could be written"):
+        _config(task__checkpoint__replication__factor=1, task__topics__min__insync__replicas=2)
