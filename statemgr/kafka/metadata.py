@@ -71,6 +71,17 @@ class TopicMetadata:
             missing_is_none=True,
         )
 
+    def names(self, prefix: str) -> list[str]:
+        """The topics whose names start with ``prefix``, in order, as far as these credentials may see them.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        try:
+            found = self.client.list_topics(timeout=REQUEST_S).topics
+        except KafkaException as error:
+            raise translate(error.args[0], "listing topics", reported=self.errors) from error
+        return sorted(name for name in found if name.startswith(prefix))
+
     def missing_group_rights(self, group: str) -> list[str]:
         """The rights that a member of a consumer group needs and these credentials lack.
 

@@ -1,7 +1,7 @@
 """Experiments on a temporary topic: whether a transaction can be published, and what time the brokers have.
 
-They do not touch the job's own topics: an experiment that dies halfway must not make the job's readers wait. A broker
-shows its time only in the timestamp of a record that it receives.
+They do not touch the job's own topics: an experiment that dies halfway must not make the job's readers wait. The next
+one deletes the topic that it leaves. A broker shows its time only in the timestamp of a record that it receives.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from confluent_kafka import KafkaException
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptRecord, StatemgrError, UnavailableError
-from statemgr.ids import IdSource, transactional_id
+from statemgr.errors import AccessDenied, CorruptRecord, StatemgrError, UnavailableError
+from statemgr.ids import IdSource, attempt_millis, transactional_id
 from statemgr.kafka.clients import ANSWER_S
 from statemgr.kafka.plain_writes import write_plainly
 from statemgr.kafka.reader import PartitionReader
@@ -27,13 +27,18 @@ log = logging.getLogger(__name__)
 _KEY, _VALUE = b"key", b"value"
 #: Seconds by which the times that two clocks measure may differ.
 _DISAGREE_S = 1.0
+_PREFIX = "__statemgr_doctor_"
+#: Milliseconds after which a topic belongs to nobody any more: an experiment takes seconds.
+_LEFT_MS = 3_600_000
 
 
 @contextmanager
 def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator[tuple[TopicAdmin, str]]:
-    """A topic of one partition, whose timestamps the broker sets. It is deleted after the block."""
-    topic = f"__statemgr_doctor_{ids.attempt_id()}"
+    """A topic of one partition, whose timestamps the broker sets. It is deleted after the block. What experiments that
+    have died left is deleted before. Raises: AccessDenied if a topic stays because this user may not delete it."""
+    topic = f"{_PREFIX}{ids.attempt_id()}"
     with TopicAdmin(config, clock) as topics:
+        left = _delete_left(topics, clock)
         try:
             topics.create_missing([TopicSpec(topic, 1, -1, {"message.timestamp.type": "LogAppendTime"})])
         except UnavailableError:  # it may exist all the same
@@ -43,7 +48,32 @@ def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator
         try:
             yield topics, topic
         finally:
-            topics.delete(topic)
+            try:
+                topics.delete(topic)
+            except AccessDenied:
+                left.append(topic)
+            if left:
+                raise AccessDenied(
+                    f"this user may not delete temporary topics, so these stay: {', '.join(left)}",
+                    hint=f"allow this user Delete on topics that start with {_PREFIX}. Then the next run deletes them "
+                    "when they are an hour old",
+                )
+
+
+def _delete_left(topics: TopicAdmin, clock: Clock) -> list[str]:
+    """Delete the topics of experiments that have died. Returns: the first one that this user may not delete. After
+    other errors, the next experiment tries again."""
+    try:
+        for topic in topics.names(_PREFIX):
+            made_ms = attempt_millis(topic.removeprefix(_PREFIX))
+            if made_ms is not None and clock.time_ns() // 1_000_000 - made_ms > _LEFT_MS:
+                try:
+                    topics.delete(topic)
+                except AccessDenied:
+                    return [topic]
+    except StatemgrError as error:
+        log.info("temporary topics of earlier experiments may stay: %s", error)
+    return []
 
 
 def probe_transaction(config: JobConfig, clock: Clock, ids: IdSource) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -21,16 +20,6 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 # an open must not wait for a planted FIFO
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-@contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """A new directory in the system's place for these, which is removed after the block. Raises: as
-    :func:`disk_errors`."""
-    with ExitStack() as stack:
-        with disk_errors(Path(tempfile.gettempdir())):
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-"))
-        yield Path(directory)
 
 
 class SourceFile:

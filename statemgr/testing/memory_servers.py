@@ -3,7 +3,6 @@ local state."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
@@ -15,6 +14,7 @@ from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 from statemgr.ids import IdSource
+from statemgr.local.shared_directories import temporary_directory
 from statemgr.manager import StateManager
 from statemgr.services import Services
 from statemgr.testing.clock import ControlledClock
@@ -50,8 +50,7 @@ class MemoryServers:
     def open(self) -> None:
         """Start the servers."""
         self._closing.enter_context(served(self.broker, f"memory:{self._id}"))
-        directory = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="statemgr-test-"))
-        self._directory = Path(directory)
+        self._directory = self._closing.enter_context(temporary_directory("tests"))
         self._closing.callback(forget, self._id)
 
     def close(self) -> None:

@@ -11,6 +11,10 @@ An attempt is open for a moment only. So the process keeps a state that was open
 5. then the state becomes a local copy, from which attempts on this machine begin as usual. The other processes close
    theirs as soon as no attempt works on it
 
+If a part is lost, the state is closed and removed as soon as no attempt works on it. So is a state whose task nobody on
+this machine has had for ``state.cleanup.delay.ms``. The thread of step 4 looks, since the sweep
+(:mod:`statemgr.flows.sweep`) leaves alone what a living process has open.
+
 Until step 5, all directories are staging directories of this process. If it dies, the next process that opens the task
 by need takes the files over, and verifies each part that it keeps.
 """
@@ -22,9 +26,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
 from statemgr.errors import RetryableError, UnavailableError
 from statemgr.flows.opening.by_need import fetch_rest, open_by_need
+from statemgr.local import durable
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.model.checkpoint import Marker
 from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
@@ -34,6 +40,10 @@ from statemgr.stores.open_store import OpenedByNeed, put_away
 log = logging.getLogger(__name__)
 #: A lock file in the directory of a store: the process that holds it fetches the rest.
 _LOCK = "rest.lock"
+
+
+class _Unused(Exception):
+    """Ends the fetching of a state whose task has moved away."""
 
 
 class SharedStates:
@@ -80,8 +90,12 @@ class _SharedState:
         self._branches: list[PartialState] = []
         self._stop: Callable[[], Future[None] | None] = lambda: None
         self._fetches = False
-        #: Whether another process has made a local copy.
-        self._superseded = False
+        #: Whether nobody needs the state any more: another process has made a local copy, or a part of it is lost, or
+        #: the task has moved away.
+        self._over = False
+        #: When a process of this machine has opened the task, in nanoseconds since the epoch (None: not known), and
+        #: when that was seen, on the clock of durations.
+        self._touched: tuple[int | None, float] = None, services.clock.elapsed()
 
     def branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
         with self._lock:
@@ -94,18 +108,19 @@ class _SharedState:
                 raise
 
     def _branch(self, factory: str, request: RestoreRequest, state_id: str | None) -> OpenedByNeed | None:
+        self._touched = None, self._services.clock.elapsed()
         if self._opened is None or (fetched := self._followed(request.marker)) is None:
             if self._branches:
                 return None  # an attempt at another checkpoint is open
             self.close()
-            self._opened, self._superseded = open_by_need(self._services, factory, request), False
+            self._opened, self._over = open_by_need(self._services, factory, request), False
             if self._opened is None:
                 return None
             for leftover in self._directories.leftovers():
                 self._directories.discard(leftover)  # what is right in it was taken over
             fetched = self._opened.fetched
-            state = self._opened.state
-            self._stop = fetch_rest(self._services, self._identity, state, self._fetch_all, self._lost)
+            lost, state = partial(self._lost, self._opened), self._opened.state
+            self._stop = fetch_rest(self._services, self._identity, state, self._fetch_all, lost)
         self._state_id = state_id
         directory = self._directories.staging()
         try:
@@ -119,22 +134,28 @@ class _SharedState:
     def _followed(self, marker: Marker) -> int | None:
         """Step 2. Returns: None if the state has to be opened again."""
         assert self._opened is not None
-        left = not self._fetches and not self._branches and self._directories.leftovers()
-        if self._opened.state.is_damaged or left:  # the process that fetched the rest has died: take its files over
+        if self._over or self._opened.state.is_damaged:
             return None
+        if not self._fetches and not self._branches and self._directories.leftovers():
+            return None  # the process that fetched the rest has died: take its files over
         return self._opened.state.follow(marker)
 
     def release(self, branch: PartialState) -> None:
         with self._lock:
             with suppress(ValueError):
                 self._branches.remove(branch)
-            self._close_superseded()
+            self._close_over()
 
-    def _close_superseded(self) -> None:
-        """Close the state if another process has made a local copy, and no attempt works on it. The caller holds the
-        lock."""
+    def _end(self, state: OpenedByNeed) -> None:
+        """Nobody needs a state any more, unless it was opened again meanwhile."""
+        with self._lock:
+            self._over = self._over or self._opened is state
+            self._close_over()
+
+    def _close_over(self) -> None:
+        """Close the state if nobody needs it any more, and no attempt works on it. The caller holds the lock."""
         opened = self._opened
-        if opened is None or not self._superseded or self._branches:
+        if opened is None or not self._over or self._branches:
             return
         self._opened = None
         opened.state.store.close()
@@ -152,23 +173,46 @@ class _SharedState:
         is_left = opened.state.missing and not opened.state.is_damaged
         put_away(self._directories, opened.directory, ended if is_left else None)
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, opened: OpenedByNeed, error: Exception) -> None:
         log.warning("%s: the next attempt restores the whole state: %s", self._identity, error)
+        self._end(opened)
 
     def _fetch_all(self, check: Callable[[], None]) -> None:
         """Steps 4 and 5, on a thread of their own."""
         opened = self._opened
         if opened is None:
             return
+
+        def check_use() -> None:
+            check()
+            if not self._is_used():
+                raise _Unused
+
+        try:
+            check_use()
+            self._fetch(opened, check_use)
+        except _Unused:
+            log.info("%s: what was fetched is removed, because no process of this machine uses it", self._identity)
+            self._end(opened)
+
+    def _is_used(self) -> bool:
+        """Whether an attempt works on the state, or somebody on this machine has had the task not long ago."""
+        touched, now_s = None, self._services.clock.elapsed()
+        before, since_s = self._touched
+        with suppress(OSError):
+            touched = durable.changed_ns(self._services.task_directory(self._identity.task))
+        if self._branches or touched != before:
+            self._touched, since_s = (touched, now_s), now_s
+        return now_s - since_s < self._services.config.state_cleanup_delay_ms / 1000
+
+    def _fetch(self, opened: OpenedByNeed, check: Callable[[], None]) -> None:
         lock = self._services.task_directory(self._identity.task) / self._identity.store / _LOCK
         with exclusive_if_free(lock) as is_free:
             if not is_free:
                 raise RetryableError("another process of this machine fetches it")
             if self._directories.reusable():
                 log.info("%s: another process of this machine has fetched all of it", self._identity)
-                with self._lock:
-                    self._superseded = self._opened is opened
-                    self._close_superseded()
+                self._end(opened)
                 return
             if self._directories.leftovers():
                 raise RetryableError("the process that fetched it has died, and the next attempt takes its files over")

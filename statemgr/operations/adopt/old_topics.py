@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, Message, TopicPartition
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
 
@@ -84,10 +84,7 @@ class OldTopics:
 
         Raises: UnavailableError, AccessDenied.
         """
-        try:
-            found = sorted(self.metadata.client.list_topics(timeout=REQUEST_S).topics)
-        except KafkaException as error:
-            raise translate(error.args[0], "listing topics", reported=self.metadata.errors) from error
+        found = self.metadata.names("")
         job, mine = self._config, set[str]()
         if job.checkpoint_topic in found:
             # its stores are known, and a changelog of the old job may begin like theirs

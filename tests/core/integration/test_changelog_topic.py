@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 from confluent_kafka import TopicPartition
 
@@ -9,6 +13,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import CorruptRecord, MissingState, UnavailableError
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.temporary_topic import BrokerTime
+from statemgr.kafka.topics import TopicAdmin
 from statemgr.local.machine import SystemClock, system_ids
 from tests.clocks import SuspendedClock
 from tests.kafka_jobs import (
@@ -174,3 +179,41 @@ def test_a_topic_made_anew_has_another_id(kafka: KafkaServer) -> None:
     assert changelog.describe(topic).topic_id == before.topic_id
     recreate(config, topic)
     assert changelog.describe(topic).topic_id != before.topic_id
+
+
+#: A process that asks for the broker's time some hours ago, and dies with its temporary topic.
+DIES = """
+import os, signal, sys, time
+from statemgr import JobConfig
+from statemgr.ids import IdSource
+from statemgr.kafka import temporary_topic
+from statemgr.local.machine import SystemClock, system_ids
+temporary_topic.write_plainly = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": sys.argv[1]})
+ids = IdSource(lambda: time.time_ns() - int(sys.argv[2]) * 3_600_000_000_000, system_ids().token)
+temporary_topic.BrokerTime(config, SystemClock(), ids).now_ms()
+"""
+
+
+def test_the_temporary_topics_of_processes_that_died(kafka: KafkaServer) -> None:
+    """After an hour, the next experiment deletes them. Until then nobody knows whether their owners live."""
+    config = job(kafka)
+
+    def there() -> set[str]:
+        with TopicAdmin(config, SystemClock()) as topics:
+            return set(topics.names("__statemgr_doctor_"))
+
+    def left_by(hours: int) -> str:
+        before = there()
+        died = subprocess.run([sys.executable, "-c", DIES, kafka.bootstrap_servers, str(hours)], timeout=120)
+        assert died.returncode == -signal.SIGKILL
+        oldest = sorted(there() - before)
+        return oldest[0]
+
+    new, old = left_by(0), left_by(2)
+    assert {new, old} <= there()
+    BrokerTime(config, SystemClock(), system_ids()).now_ms()
+    wait_until(lambda: old not in there())
+    assert new in there()
+    with TopicAdmin(config, SystemClock()) as topics:
+        topics.delete(new)

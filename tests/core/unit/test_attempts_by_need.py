@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
+from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
 from statemgr.errors import (
@@ -54,6 +56,10 @@ class Worker:
         """What its attempts share."""
         found = [one._opened for one in self.host.shared._states.values() if one._opened is not None]
         return found[0].state if found else None
+
+    def unfinished(self) -> list[Path]:
+        """The directories of stores that are not whole."""
+        return list(Path(self.config.state_dir).rglob("staging/*"))
 
     def has_copy(self) -> bool:
         """Whether there is a local copy."""
@@ -356,6 +362,60 @@ def test_a_part_that_is_lost(job: Job, gate: Gate) -> None:
             job.open(worker)
     with job.worker("second") as worker, pytest.raises(StatemgrError, match="blob"):
         job.open(worker)  # Spark ends a worker after an error, so another process has to know it, too
+
+
+def test_a_state_whose_rest_is_lost_does_not_stay(job: Job, gate: Gate) -> None:
+    """The task has moved away when the loss is found, so no attempt closes the state. An attempt that is open when that
+    happens goes on, and nothing stays after it."""
+    with job.worker("second") as worker, job.worker("third") as other:
+        job.open(worker).close()
+        with job.open(other) as opened:
+            blobs = worker.host.services.blobs()
+            for found in list(list_blobs(blobs, "orders/1/")):
+                if found.blob_id.endswith(".0") and found.size > 100_000:
+                    blobs.delete(found.blob_id)
+            gate.open.set()
+            wait_until(lambda: worker.shared is None and not worker.unfinished(), 60)
+            shared = other.shared
+            wait_until(lambda: shared is not None and shared.is_damaged, 60)
+            assert other.unfinished()
+            opened.store("totals").put(key(1), b"one")
+            assert opened.store("totals").get(key(1)) == b"one"
+        wait_until(lambda: other.shared is None and not other.unfinished(), 60)
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_state_whose_task_has_moved_away(
+    job: Job, reachable: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed and removed after ``state.cleanup.delay.ms``, whether the rest arrives slowly or not at all.
+    Attempts of all processes of the machine count."""
+    caplog.set_level("INFO")
+
+    def unreachable(*_: object) -> None:
+        raise UnavailableError("no answer")
+
+    if not reachable:
+        monkeypatch.setattr(PartialTables, "fetch_rest", unreachable)
+    clock, minutes = job.servers.clock, 60
+    with job.worker("second") as worker, job.worker("second") as other:
+        with job.open(worker) as opened:
+            clock.advance(90 * minutes)
+            time.sleep(0.3)
+            job.check(opened)
+        for process in (worker, other):
+            clock.advance(20 * minutes)
+            job.open(process).close()
+            clock.advance(20 * minutes)
+            time.sleep(0.3)
+            assert worker.shared is not None
+        assert worker.unfinished()
+        clock.advance(60 * minutes)
+        wait_until(lambda: worker.shared is None and other.shared is None and not worker.unfinished(), 60)
+        assert "no process of this machine uses it" in caplog.text
+        with job.open(worker) as opened:
+            assert opened.restored[0].bytes_to_come
+            job.check(opened)
 
 
 def test_a_blob_store_that_cannot_be_reached(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ from statemgr.kafka.errors import (
     unmasked,
 )
 from statemgr.kafka.metadata import TopicMetadata
-from statemgr.kafka.temporary_topic import BrokerTime
+from statemgr.kafka.temporary_topic import BrokerTime, probe_transaction
+from statemgr.kafka.topics import TopicAdmin
 from statemgr.kafka.transactions.producer import TransactionalProducer
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.local.machine import SystemClock, system_ids
@@ -390,6 +391,36 @@ def test_a_temporary_topic_that_was_not_seen_in_time_is_deleted(monkeypatch: pyt
     with served(broker, "memory:late"), pytest.raises(UnavailableError, match="do not know"):
         BrokerTime(config, SystemClock(), system_ids()).now_ms()
     assert not broker.topics
+
+
+def test_temporary_topics_that_may_not_be_deleted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the topics and the right that is missing, and the time is known all the same. Topics with other
+    names are none of these."""
+    broker = MemoryBroker()
+    old, other = "__statemgr_doctor_1700000000000-0123456789abcdef", "__statemgr_doctor_of_mine"
+    for name in (old, "__statemgr_doctor_1700000000001-0123456789abcdef", other):
+        broker.create(name, 1)
+    asked = []
+
+    def refused(self: TopicAdmin, topic: str) -> None:
+        asked.append(topic)
+        raise AccessDenied("refused")
+
+    monkeypatch.setattr(TopicAdmin, "delete", refused)
+    config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": "memory:refused"})
+    with served(broker, "memory:refused"):
+        assert BrokerTime(config, SystemClock(), system_ids()).now_ms()
+        with pytest.raises(AccessDenied, match="may not delete") as caught:
+            probe_transaction(config, SystemClock(), system_ids())
+    first, mine, *_ = asked
+    assert first == old
+    assert {*broker.topics} >= {old, mine, other}
+    (warning,) = [record.getMessage() for record in caplog.records if "may not delete" in record.getMessage()]
+    assert old in warning
+    assert mine in warning
+    assert "Delete on topics that start with __statemgr_doctor_" in str(caught.value.hint)
 
 
 def test_leaders_are_looked_for_one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
