@@ -53,7 +53,7 @@ def test_a_total_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_the_numbers_that_pages_repeat_are_measured(page: str, begin: str, end: str, pattern: str) -> None:
-    """Each number (in the README each with thousands) is in the table of docs/performance.md, which the bench writes."""
+    """Each number (in the README those with thousands) is in the table that the bench writes to docs/performance.md."""
     text = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0] + "\n"
     measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- bench: begin -->")[2]
     numbers = re.findall(pattern, text)
