@@ -19,8 +19,8 @@ def configure_logging(config: JobConfig) -> bool:
     """Write the log to the standard error stream in ``log.format``, with statemgr's own lines from ``log.level`` on.
 
     If the root logger has a handler, the application has configured logging itself, and this changes nothing.
-    :meth:`statemgr.StateManager.run`, a stateful query on Spark and ``statemgr standby`` call this. Call it first in a
-    program whose own lines are to have the same format.
+    :meth:`statemgr.StateManager.run` and a stateful query on Spark call this. Call it first in a program whose own
+    lines are to have the same format.
 
     Returns: whether it has set the log up.
     """

@@ -43,11 +43,19 @@ def test_a_total_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert re.search(r'"wrong": \[\s+"customer-\d+"\s+\]', ran.stdout)
 
 
-def test_the_numbers_of_the_readme_are_measured() -> None:
-    """Each number with thousands in the README's table is in docs/performance.md, which the bench writes."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    table = readme.partition("| what | statemgr | compared with |")[2].partition("\n\n")[0]
-    numbers = re.findall(r"\d{1,3}(?:,\d{3})+", table)
-    assert len(numbers) > 5
-    assert [number for number in numbers if f" {number} " not in measured] == []
+@pytest.mark.parametrize(
+    ("page", "begin", "end", "pattern"),
+    [
+        ("README.md", "| what | statemgr | compared with |", "\n\n", r"\d{1,3}(?:,\d{3})+"),
+        ("docs/scaling.md", "| what | measured |", "\n\n", r"(?<= )\d[\d,.]*\d(?= [^|]*\|\n)"),
+        ("docs/index.md", "In the same measurement", "performance.md", r"\d+\.\d"),
+        ("docs/concepts.md", "the blob store was", "performance.md", r"\d+\.\d"),
+    ],
+)
+def test_the_numbers_that_pages_repeat_are_measured(page: str, begin: str, end: str, pattern: str) -> None:
+    """Each number (in the README those with thousands) is in the table that the bench writes to docs/performance.md."""
+    text = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0] + "\n"
+    measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- bench: begin -->")[2]
+    numbers = re.findall(pattern, text)
+    assert numbers
+    assert [number for number in numbers if f" {number} " not in measured.partition("<!-- bench: end -->")[0]] == []

@@ -22,7 +22,11 @@ _STYLES = {checks.Status.OK: "green", checks.Status.NOTE: "yellow", checks.Statu
 @click.option(
     "--group", "groups", multiple=True, help="Also check the rights on this consumer group. Repeatable.", metavar="NAME"
 )
-@click.option("--fix", is_flag=True, help="Install the lifecycle rule that deletes what failed commits leave behind.")
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Install the lifecycle rules that delete what failed commits leave behind and old versions of deleted blobs.",
+)
 def command(call: Call, groups: tuple[str, ...], fix: bool) -> None:
     """Check everything that the job needs; exit status 1 if something is wrong. Running jobs are not disturbed."""
     report = checks.Report(None if call.as_json else _show)
