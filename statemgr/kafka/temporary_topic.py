@@ -54,9 +54,9 @@ def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator
                 left.append(topic)
             if left:
                 raise AccessDenied(
-                    f"this user may not delete temporary topics, so these stay: {', '.join(left)}",
-                    hint=f"allow this user Delete on topics that start with {_PREFIX}. Then the next run deletes them "
-                    "when they are an hour old",
+                    f"without Delete on topic {_PREFIX}*, temporary topics stay: {', '.join(left)}",
+                    hint="grant this user the right. Then the next run deletes them when they are an hour old",
+                    missing_right=f"Delete on topic {_PREFIX}*",
                 )
 
 
