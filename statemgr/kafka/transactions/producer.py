@@ -170,6 +170,7 @@ class KafkaTransaction:
         *,
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
     ) -> None:
         self._check()
         self._topics.add(topic)
@@ -179,6 +180,8 @@ class KafkaTransaction:
             self.written.add((topic, partition))
         if headers:
             options["headers"] = list(headers)
+        if timestamp_ms is not None:
+            options["timestamp"] = timestamp_ms
         self._produce(topic, key, value, options)
         size = size_of_record(key, value, headers)
         if topic not in self._largest or size > self._largest[topic].size:
