@@ -74,6 +74,8 @@ class Task:
         self._inputs = inputs
         #: Source partitions that this task reads, if its loop has said which topics it reads.
         self._sources: frozenset[str] = frozenset()
+        #: Raises InvalidError for output that its topic does not take, if the loop knows the topics.
+        self._check_output: Callable[[ProducedRecord], None] | None = None
         self._permissions = permissions
         self._on_close = on_close
         self._timers = Timers(services.clock, name)
@@ -164,8 +166,9 @@ class Task:
                 a timer, has the time at which the commit sends it.
 
         Raises: InvalidError for a record that is larger than the producer takes, for a timestamp before 1970 or after
-        the year 9999, or for half a surrogate pair; RetryableError if too much output waits for a commit; TypeError for
-        what the producer does not take, which would fail each commit.
+        the year 9999, for half a surrogate pair, and in a consumer loop for what a topic of ``task.outputs`` does not
+        take (its size, its timestamp, no key if the topic is compacted, an unknown partition); RetryableError if too
+        much output waits for a commit; TypeError for what the producer does not take, which would fail each commit.
         """
         if not isinstance(topic, str) or not topic or "\0" in topic:
             raise TypeError(f"a topic must be its name, not {topic!r}")
@@ -192,6 +195,8 @@ class Task:
             topic.encode()
             pairs = tuple((name, _encoded(part)) for name, part in pairs)  # the producer takes no lists as pairs
             record = ProducedRecord(topic, _encoded(key), _encoded(value), partition, pairs, at_ms)
+            if self._check_output is not None:
+                self._check_output(record)
             self._coordinator.output.add(record)
         except UnicodeEncodeError:
             raise InvalidError(
@@ -297,6 +302,11 @@ class Task:
         """
         self._inputs.expect(topics)
         self._sources = frozenset(f"{topic}-{task_index(self.name)}" for topic in topics)
+
+    def expect_outputs(self, check: Callable[[ProducedRecord], None]) -> None:
+        """Let :meth:`produce` call ``check`` with each record. It raises InvalidError for one that its topic does not
+        take. A consumer loop calls this method."""
+        self._check_output = check
 
     # --- commits -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from confluent_kafka import Message
 from statemgr import JobConfig, Task
 from statemgr.blobs import open_blob_store
 from statemgr.engine import pending_commit
-from statemgr.errors import ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
+from statemgr.errors import AccessDenied, ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester, OutputRecord
@@ -504,6 +505,24 @@ def test_the_newest_timestamp_of_a_batch() -> None:
         tester.commit()
         assert sizes == [3]
         assert [record.timestamp_ms for record in tester.output("out")] == [9_000]
+
+
+def test_a_topic_that_may_not_be_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1.9: without the right to read the settings of an output topic, the loop runs, and the broker decides."""
+
+    def settings(metadata: TopicMetadata, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        if "out" in topics:
+            asked.append(topics)
+            raise AccessDenied("reading topics' settings")
+        return real(metadata, topics)
+
+    real, asked = TopicMetadata.settings, list[Sequence[str]]()
+    monkeypatch.setattr(TopicMetadata, "settings", settings)
+    with JobTester({**CONFIG, "job.tasks": 1}, append) as tester:
+        tester.send("orders", "a", "1")
+        tester.commit()
+        assert [record.value for record in tester.output("out")] == [b"1"]
+    assert asked
 
 
 def test_much_output_is_committed_early(monkeypatch: pytest.MonkeyPatch) -> None:
