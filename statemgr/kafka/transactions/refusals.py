@@ -129,8 +129,8 @@ def _refused_times(
     oldest, newest = (utc(at_ms / 1000) for at_ms in times)
     return InvalidError(
         "the topic refuses the timestamp of a record, which is too far from the brokers' clock",
-        hint="give task.produce another timestamp_ms, or raise message.timestamp.before.max.ms or "
-        "message.timestamp.after.max.ms of the topic; a topic of task.outputs refuses such a record in task.produce",
+        hint="give the record another timestamp_ms, or raise message.timestamp.before.max.ms or "
+        "message.timestamp.after.max.ms of the topic; add the topic to task.outputs to get this error from produce",
         **where,
         oldest=oldest,
         newest=newest,
