@@ -133,7 +133,7 @@ def committed(
     The broker answers a commit before it tells the partitions. With ``settled``, this waits until no transaction is
     open.
     """
-    return [(found.key(), found.value()) for found in _messages(config, topic, partition, settled=settled)]
+    return [(found.key(), found.value()) for found in messages(config, topic, partition, settled=settled)]
 
 
 def transactions(config: JobConfig, topic: str, partition: int = 0) -> list[list[tuple[bytes | None, bytes | None]]]:
@@ -143,7 +143,7 @@ def transactions(config: JobConfig, topic: str, partition: int = 0) -> list[list
     """
     found: list[list[tuple[bytes | None, bytes | None]]] = []
     expected = None
-    for message in _messages(config, topic, partition, settled=True):
+    for message in messages(config, topic, partition, settled=True):
         if message.offset() != expected:
             found.append([])
         found[-1].append((message.key(), message.value()))
@@ -151,7 +151,8 @@ def transactions(config: JobConfig, topic: str, partition: int = 0) -> list[list
     return found
 
 
-def _messages(config: JobConfig, topic: str, partition: int, *, settled: bool) -> list[Message]:
+def messages(config: JobConfig, topic: str, partition: int = 0, *, settled: bool = True) -> list[Message]:
+    """Return the messages that :func:`committed` reads."""
     reader = Consumer(
         {
             "bootstrap.servers": config.get("kafka.bootstrap.servers"),

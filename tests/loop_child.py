@@ -4,7 +4,8 @@ Input is a JSON object: ``config`` (a mapping), ``group``, ``topics``, ``log`` (
 <partition> <offset>`` for each processed message, and ``phase <name>`` for each announced phase), ``slow`` (seconds
 that each message takes), ``slow_replay`` (seconds that each batch of a changelog takes to arrive), ``in_batches``
 (process batches, and log a line ``batch <size>`` after the messages of each), ``clock_ahead`` (seconds by which the
-machine's clock is ahead), ``permissions``.
+machine's clock is ahead), ``output`` (a topic that gets a record for each message), ``dies_at`` (a phase at which the
+process kills itself), ``permissions``.
 
 The process counts messages by key in the store ``totals``. If it fails with a typed error, it prints the error as JSON
 in the last line of standard output and exits with status 1.
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -38,12 +41,14 @@ def main() -> int:
     _slow_down_replays(order.get("slow_replay", 0))
     _set_clock(order.get("clock_ahead", 0))
     with open(order["log"], "a", encoding="utf-8", buffering=1) as log:
-        add_observer(lambda phase, subject: _phase(log, phase))
+        add_observer(lambda phase, subject: _phase(log, phase, order.get("dies_at")))
 
         def process(task: Task, message: Message) -> None:
             time.sleep(order.get("slow", 0))
             totals, key = task.store("totals"), message.key()
             totals.put(key, b"%d" % (int(totals.get(key) or 0) + 1))
+            if "output" in order:
+                task.produce(order["output"], message.value(), None)
             log.write(f"{message.topic()} {message.partition()} {message.offset()}\n")
 
         def process_batch(task: Task, messages: Sequence[Message]) -> None:
@@ -83,9 +88,11 @@ def _set_clock(ahead_s: float) -> None:
     wiring.system_ids = lambda: IdSource(SystemClock().time_ns, lambda: uuid4().hex)  # type: ignore[assignment]
 
 
-def _phase(log: TextIO, phase: Phase) -> None:
+def _phase(log: TextIO, phase: Phase, dies_at: str | None) -> None:
     if not log.closed:
         log.write(f"phase {phase.value}\n")
+    if phase.value == dies_at:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

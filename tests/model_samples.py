@@ -112,6 +112,6 @@ PREPARED = PreparedCommit(
     },
     added_blobs=(BLOB.blob_id,),
     attachments=(Attachment("rows", inline=b""),),
-    produced=(ProducedRecord("totals-out", b"k", None, 2, (("h", None), ("i", b""))),),
+    produced=(ProducedRecord("totals-out", b"k", None, 2, (("h", None), ("i", b"")), 1_700_000_000_001),),
     input_topic_ids={"orders": "b3JkZXJzLWlucHV0LWlk"},
 )

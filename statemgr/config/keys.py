@@ -84,7 +84,8 @@ KEYS: tuple[Key, ...] = (
         "Input topics of a consumer loop."),
     Key("task.outputs", TOPICS, [],
         "Topics that the application sends output to. `statemgr topics create`, `topics check` and `doctor` report "
-        "those that do not exist, and a consumer loop does not start without them."),
+        "those that do not exist, and a consumer loop does not start without them. `task.produce` refuses records that "
+        "these topics do not take."),
     Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
         "Serde of the keys of a consumer loop's messages."),
     Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",

@@ -20,6 +20,7 @@ from statemgr.ids import task_name
 from statemgr.kafka.group_consumer import GroupConsumer, GroupOffsets
 from statemgr.kafka.input_position import InputPosition
 from statemgr.kafka.input_topics import InputTopics
+from statemgr.kafka.output_topics import OutputTopics
 from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
@@ -51,6 +52,7 @@ class AssignedTasks:
         services: Services,
         manager: Opener,
         inputs: InputTopics,
+        outputs: OutputTopics,
         consumer: Consumer,
         topics: Sequence[str],
         permissions: Permissions,
@@ -58,6 +60,7 @@ class AssignedTasks:
         self._services = services
         self._manager = manager
         self._inputs = inputs
+        self._outputs = outputs
         self._consumer = consumer
         self._topics = list(topics)
         self._permissions = permissions
@@ -286,6 +289,7 @@ class AssignedTasks:
         task = self._manager.open_task(task_name(index), still_owned=lambda: not lost.is_set(), **permissions.flags)
         try:
             task.expect_inputs(self._topics)
+            task.expect_outputs(self._outputs.check)
         except BaseException:
             task.close()
             raise

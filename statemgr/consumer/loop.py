@@ -53,6 +53,7 @@ from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, ClientLog
 from statemgr.kafka.errors import DENIED, OUT_OF_RANGE, translate, turned_away
 from statemgr.kafka.group_consumer import GroupConsumer
 from statemgr.kafka.input_topics import GONE, InputTopics, topic_problem
+from statemgr.kafka.output_topics import OutputTopics
 from statemgr.logs import Event, tell
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.services import Services
@@ -106,7 +107,8 @@ class ConsumerLoop:
         self._topics = list(dict.fromkeys(topics))
         self._published_tasks = published_tasks
         self._manager = manager
-        self._tasks = AssignedTasks(services, manager, inputs, consumer, topics, permissions)
+        self._outputs = OutputTopics(services.config, inputs)
+        self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._client_log = ClientLog(services.config.hider())
@@ -140,7 +142,7 @@ class ConsumerLoop:
     def run(self) -> None:
         """Raises: what the application or a commit raises; the consumer is left to the caller."""
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
-        self._inputs.check_outputs(self._consumer)
+        self._outputs.look(self._consumer)
         previous = self._install_signals()
         try:
             with self._story.told(), self._health.watched(self._watched_by):

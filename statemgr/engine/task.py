@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _SENT = (bytes, str, type(None))
 #: The highest number of a partition that the producer takes.
 _MOST_PARTITION = (1 << 31) - 1
+#: The end of the year 9999 in epoch milliseconds. A later time is most often one in microseconds or nanoseconds.
+_MOST_MS = 253_402_300_799_999
 
 
 class Task:
@@ -72,10 +74,14 @@ class Task:
         self._inputs = inputs
         #: Source partitions that this task reads, if its loop has said which topics it reads.
         self._sources: frozenset[str] = frozenset()
+        #: Raises InvalidError for output that its topic does not take, if the loop knows the topics.
+        self._check_output: Callable[[ProducedRecord], None] | None = None
         self._permissions = permissions
         self._on_close = on_close
         self._timers = Timers(services.clock, name)
         self._newest_input_ms: int | None = None
+        #: Timestamp of the message or batch that the application processes, which its output gets by default.
+        self._input_ms: int | None = None
         self._pending = PendingCommit(services, name, metrics)
         self._ahead = PersistAhead(services, name, portable=False)
         self._repairs: Worker[None] = Worker(services, f"repair-{name}", f"task {name}", background=True)
@@ -150,12 +156,19 @@ class Task:
         *,
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
     ) -> None:
         """Send output in the transaction of the next commit. Texts are sent as UTF-8.
 
-        Raises: InvalidError for a record that is larger than the producer takes, or for half a surrogate pair;
-        RetryableError if too much output waits for a commit; TypeError for what the producer does not take, which would
-        fail each commit.
+        Args:
+            timestamp_ms: of the record, in epoch milliseconds. Without one, output of ``process`` has the timestamp of
+                the message, and output of ``process_batch`` the newest of the batch. All other output, for example of
+                a timer, has the time at which the commit sends it.
+
+        Raises: InvalidError for a record that is larger than the producer takes, for a timestamp before 1970 or after
+        the year 9999, for half a surrogate pair, and in a consumer loop for what a topic of ``task.outputs`` does not
+        take (its size, its timestamp, no key if the topic is compacted, an unknown partition); RetryableError if too
+        much output waits for a commit; TypeError for what the producer does not take, which would fail each commit.
         """
         if not isinstance(topic, str) or not topic or "\0" in topic:
             raise TypeError(f"a topic must be its name, not {topic!r}")
@@ -168,10 +181,23 @@ class Task:
             raise TypeError(f"a partition of the topic {topic} must be a whole number, not {partition!r}")
         if partition is not None and not -1 <= partition <= _MOST_PARTITION:  # -1 is any partition
             raise TypeError(f"a partition of the topic {topic} must be a number of 31 bits, not {partition}")
+        at_ms = self._input_ms if timestamp_ms is None else timestamp_ms
+        if at_ms is not None and (not isinstance(at_ms, int) or isinstance(at_ms, bool)):
+            raise TypeError(f"a timestamp for the topic {topic} must be a whole number, not {at_ms!r}")
+        if at_ms is not None and not 0 < at_ms <= _MOST_MS:
+            raise InvalidError(
+                f"the timestamp {at_ms} of a record is not in the years from 1970 to 9999",
+                hint="give epoch milliseconds as timestamp_ms, not microseconds or nanoseconds",
+                task=self.name,
+                topic=topic,
+            )
         try:
             topic.encode()
             pairs = tuple((name, _encoded(part)) for name, part in pairs)  # the producer takes no lists as pairs
-            self._coordinator.output.add(ProducedRecord(topic, _encoded(key), _encoded(value), partition, pairs))
+            record = ProducedRecord(topic, _encoded(key), _encoded(value), partition, pairs, at_ms)
+            if self._check_output is not None:
+                self._check_output(record)
+            self._coordinator.output.add(record)
         except UnicodeEncodeError:
             raise InvalidError(
                 "a text with half a surrogate pair cannot be sent as UTF-8", task=self.name, topic=ascii(topic)
@@ -218,7 +244,12 @@ class Task:
         return self._newest_input_ms
 
     def note_input(self, timestamp_ms: int) -> None:
-        """Tell the task the timestamp of a message. A consumer loop does this before it passes the message."""
+        """Tell the task the timestamp of a message, in epoch milliseconds; -1 if it has none. A consumer loop does this
+        before it passes the message.
+
+        It is the timestamp of output until the next call, or the next of :meth:`run_timers`.
+        """
+        self._input_ms = timestamp_ms if timestamp_ms > 0 else None  # librdkafka sends 0 as the time of now
         if timestamp_ms >= 0:
             self._newest_input_ms = max(timestamp_ms, self._newest_input_ms or 0)
 
@@ -245,6 +276,7 @@ class Task:
 
         Returns: whether one was due. Raises: what a callback raises.
         """
+        self._input_ms = None
         return self._timers.run()
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
@@ -270,6 +302,11 @@ class Task:
         """
         self._inputs.expect(topics)
         self._sources = frozenset(f"{topic}-{task_index(self.name)}" for topic in topics)
+
+    def expect_outputs(self, check: Callable[[ProducedRecord], None]) -> None:
+        """Let :meth:`produce` call ``check`` with each record. It raises InvalidError for one that its topic does not
+        take. A consumer loop calls this method."""
+        self._check_output = check
 
     # --- commits -------------------------------------------------------------------------------------------------
 

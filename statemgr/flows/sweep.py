@@ -70,8 +70,10 @@ class Sweep:
         for task in tasks:
             touch(self._services, task)
         now_s = self._services.clock.monotonic()
-        if now_s >= self._next_s and self.worker.attempt("looking for local states that nobody uses", self.look):
-            self._next_s = now_s + self._every_s
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._every_s  # before a thread starts: another caller would look a second time
+            if not self.worker.attempt("looking for local states that nobody uses", self.look):
+                self._next_s = now_s
 
     def look(self) -> None:
         """Steps 2 and 3, unless another process looks or has just done so. Raises: OSError, InvalidError."""

@@ -1,5 +1,4 @@
 """Checks the input topics of a job: they exist, each task has one partition of each, and their IDs have not changed.
-Output topics only have to exist.
 
 A topic that was deleted and created again has the same name and another ID. Offsets of the old topic mean nothing in
 it.
@@ -64,7 +63,7 @@ class InputTopics:
         Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
         """
         for topic in topics:
-            found = self._listed(consumer, topic)
+            found = self.listed(consumer, topic)
             if found.error is not None and found.error.code() not in MISSING:
                 raise translate(found.error, "asking for the input topic", topic=topic)
             problem = topic_problem(
@@ -73,14 +72,7 @@ class InputTopics:
             if problem is not None:
                 raise problem
 
-    def check_outputs(self, consumer: Consumer) -> None:
-        """Check that the consumer sees every topic of ``task.outputs``. Raises: MissingState, UnavailableError."""
-        for topic in self._config.outputs:
-            found = self._listed(consumer, topic)
-            if found.error is not None and found.error.code() in MISSING:
-                raise missing_output(topic)
-
-    def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
+    def listed(self, consumer: Consumer, topic: str) -> ListedTopic:
         """A topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
         deadline = self.clock.monotonic() + DEADLINE_S
         while True:
@@ -92,7 +84,7 @@ class InputTopics:
                 reported = consumer.errors if isinstance(consumer, GroupConsumer) else ClientErrors()
                 if reported.refused() is None:
                     with suppress(UnavailableError):
-                        self._client().describe([topic])  # with the same credentials, unless the consumer has its own
+                        self.metadata().describe([topic])  # with the same credentials, unless the consumer has its own
                 if reported.refused() is not None or self.clock.monotonic() > deadline:
                     raise translate(
                         error.args[0], "asking for the input topic", reported=reported, topic=topic
@@ -112,7 +104,7 @@ class InputTopics:
         if len(known) == len(names):
             return known
         try:
-            found = {name: str(topic.topic_id) for name, topic in self._client().describe(names).items()}
+            found = {name: str(topic.topic_id) for name, topic in self.metadata().describe(names).items()}
         except AccessDenied as error:
             log.debug("the IDs of the input topics are not known: %s", error)
             return {}
@@ -126,7 +118,7 @@ class InputTopics:
         """
         known = {topic for partition in offsets if (topic := source_topic(partition)) is not None}
         try:
-            described = self._client().describe(sorted(known.union(topics)))
+            described = self.metadata().describe(sorted(known.union(topics)))
         except AccessDenied as error:
             log.debug("the partitions of the input topics are not known: %s", error)
             return []
@@ -146,7 +138,7 @@ class InputTopics:
         """Ask for the IDs of topics now. Calling the result waits for the answer; see :meth:`ids`."""
         if not topics:
             return dict
-        client = self._client()
+        client = self.metadata()
         with self._lock:
             questions, key = self._questions, frozenset(topics)
             if questions is not None and key in questions:
@@ -167,7 +159,7 @@ class InputTopics:
         self, places: Iterable[tuple[str, int]]
     ) -> tuple[Mapping[tuple[str, int], tuple[int, int]], StatemgrError | None]:
         """First offset and last stable offset of source partitions: see :meth:`TopicMetadata.spans`."""
-        return self._client().spans(places)
+        return self.metadata().spans(places)
 
     def close(self) -> None:
         with self._lock:
@@ -175,7 +167,8 @@ class InputTopics:
                 self._metadata.close()
             self._metadata = None
 
-    def _client(self) -> TopicMetadata:
+    def metadata(self) -> TopicMetadata:
+        """What asks the brokers. It is closed with this object."""
         with self._lock:
             self._metadata = self._metadata or TopicMetadata(self._config, self.clock)
             return self._metadata
@@ -247,12 +240,6 @@ class TaskInputs:
                     task=self._task,
                 )
         self._known.update(found)
-
-
-def missing_output(topic: str) -> MissingState:
-    """The error for an output topic that does not exist."""
-    hint = "create it with Kafka's tools, or correct task.outputs"
-    return MissingState("the output topic does not exist", hint=hint, topic=topic)
 
 
 def topic_problem(

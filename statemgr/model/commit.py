@@ -116,13 +116,17 @@ class PreparedStore:
 
 @dataclass(frozen=True, slots=True)
 class ProducedRecord:
-    """One output record that is sent in the publishing transaction (``task.produce``)."""
+    """One output record that is sent in the publishing transaction (``task.produce``).
+
+    ``timestamp_ms``: epoch milliseconds; None for the time at which it is sent.
+    """
 
     topic: str
     key: bytes | None
     value: bytes | None
     partition: int | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

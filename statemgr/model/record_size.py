@@ -24,6 +24,8 @@ MOST_OUTSTANDING = 400
 _OF_PARTITION = 8 + 2 * (7 + 1 + 16 + 1)
 #: Bytes of a job record without its input partitions and stores.
 _JOB = 8 * 1024
+#: Bytes of a batch of records before its first record.
+_BATCH_HEADER = 61
 #: Bytes of a long key that an error shows.
 _SHOWN = 40
 
@@ -55,6 +57,20 @@ def size_of_record(key: bytes | None, value: bytes | None, headers: Sequence[tup
     """Bytes of a record's key, value and headers."""
     size = len(key or b"") + len(value or b"")
     return size + sum(len(name.encode()) + len(of or b"") for name, of in headers) if headers else size
+
+
+def size_of_batch(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]] = ()) -> int:
+    """Bytes of a batch with this record alone, without compression: what a broker compares with ``max.message.bytes``
+    (record batches of version 2, ``DefaultRecordBatch`` and ``DefaultRecord`` of Kafka)."""
+    parts = [key, value, *(part for name, of in headers for part in (name.encode(), of))]
+    # attributes, and the distances to the batch's timestamp and offset, which are 0
+    size = 3 + _varint(len(headers)) + sum(1 if part is None else _varint(len(part)) + len(part) for part in parts)
+    return _BATCH_HEADER + _varint(size) + size
+
+
+def _varint(number: int) -> int:
+    """Bytes of a whole number that is not negative, as Kafka writes it: zigzag, 7 bits in a byte."""
+    return max(1, ((2 * number).bit_length() + 6) // 7)
 
 
 def too_large(key: bytes | None, size: int, limit: int | None, hint: str, **where: object) -> InvalidError:

@@ -96,6 +96,7 @@ class Transaction(Protocol):
         *,
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
     ) -> None: ...
 
     def send_changes(self, topic: str, partition: int, changes: Iterable[Change]) -> None:

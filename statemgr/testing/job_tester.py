@@ -31,6 +31,8 @@ ProcessBatch = Callable[[Task, Sequence[Any]], None]
 _PATIENCE_S = 60.0
 #: Real seconds between two looks at whether the job rests.
 _LOOK_S = 0.002
+#: Settings of a topic that refuses no record.
+_ANYTHING = {"max.message.bytes": str(2**31 - 1), "message.timestamp.after.max.ms": str(2**63 - 1)}
 _RESTORE_HINT = "call restore() first"
 
 
@@ -102,11 +104,12 @@ class JobTester:
         self._servers.close()
 
     def _create_topics(self) -> None:
-        """The topics that others create: those of the input, and those of ``task.outputs``."""
+        """The topics that others create: those of the input, and those of ``task.outputs``. They take records of any
+        size and time, because a test says nothing about their settings."""
         given = self._given
         for topic in dict.fromkeys([*given.inputs, *given.outputs]):
             if topic not in self._broker.topics:
-                self._broker.create(topic, given.tasks if topic in given.inputs else None)
+                self._broker.create(topic, given.tasks if topic in given.inputs else None, _ANYTHING)
 
     # --- input, output and state ---------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import KafkaError, TopicPartition, Uuid
 
 from statemgr.local.machine import SystemClock
+from statemgr.model.record_size import size_of_batch
 from statemgr.ports import Clock
 from statemgr.testing.memory_log import Entry, Header, Log, Txn, failure
 from statemgr.testing.memory_topics import DEFAULTS, check_name, check_record, check_settings
@@ -216,8 +217,7 @@ class MemoryBroker:
             log = self.log(topic, partition)
             txn = None if owner is None else self._joined(*owner, (topic, partition))
             if checked:
-                size = sum(len(part or b"") for part in (key, value, *(text for _, text in headers)))
-                check_record(found.config, key, size, timestamp_ms, now_ms)
+                check_record(found.config, key, size_of_batch(key, value, headers), timestamp_ms, now_ms)
             by_broker = found.settings["message.timestamp.type"] == "LogAppendTime"
             stamp = (2, now_ms) if by_broker else (1, now_ms if timestamp_ms is None else timestamp_ms)
             offset = log.append(Entry(key, value, headers, stamp, txn))

@@ -53,8 +53,6 @@ _CHOICES = {
     "compression.type": {"uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"},
     "message.timestamp.type": {"CreateTime", "LogAppendTime"},
 }
-#: Bytes that a batch of one record adds to its key, value and headers, roughly.
-_BATCH = 70
 
 
 def check_name(name: str) -> None:
@@ -87,13 +85,13 @@ def check_record(
     Args:
         config: the settings that somebody gave the topic. Without ``max.message.bytes`` there, any size is allowed,
             because tests cannot set ``message.max.bytes`` of the broker.
-        size: bytes of key, value and headers.
+        size: bytes of the batch.
         timestamp_ms: of a producer that gives one.
 
     Raises: KafkaException.
     """
     settings = DEFAULTS | dict(config)
-    if "max.message.bytes" in config and size + _BATCH > int(config["max.message.bytes"]):
+    if "max.message.bytes" in config and size > int(config["max.message.bytes"]):
         raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Broker: Message size too large")
     if key is None and "compact" in settings["cleanup.policy"]:
         raise failure(KafkaError.INVALID_RECORD, "Broker: Broker failed to validate record")

@@ -248,7 +248,14 @@ class _Publish:
         for changes in staged.values():
             changes.send(transaction)
         for record in commit.produced:
-            transaction.send(record.topic, record.key, record.value, partition=record.partition, headers=record.headers)
+            transaction.send(
+                record.topic,
+                record.key,
+                record.value,
+                partition=record.partition,
+                headers=record.headers,
+                timestamp_ms=record.timestamp_ms,
+            )
 
     def _record(
         self,

@@ -137,6 +137,7 @@ class KafkaTransaction:
     Attributes:
         written: topics and partitions that have, or may have, records of this transaction.
         refused: the topic and partition of the first record that a broker has refused.
+        times: topic → the oldest and the newest timestamp that records were given (epoch milliseconds).
 
     Args:
         most_bytes: what the producer takes as key, value and headers of one record.
@@ -152,6 +153,7 @@ class KafkaTransaction:
         self._most_bytes = most_bytes
         self.written: set[tuple[str, int]] = set()
         self.refused: tuple[str, int | None] | None = None
+        self.times: dict[str, tuple[int, int]] = {}
         #: The changes of each topic and partition, and the largest other record of each topic.
         self._changes: list[tuple[str, int, Iterable[Change]]] = []
         self._largest: dict[str, LargestRecord] = {}
@@ -170,6 +172,7 @@ class KafkaTransaction:
         *,
         partition: int | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
     ) -> None:
         self._check()
         self._topics.add(topic)
@@ -179,6 +182,10 @@ class KafkaTransaction:
             self.written.add((topic, partition))
         if headers:
             options["headers"] = list(headers)
+        if timestamp_ms is not None:
+            options["timestamp"] = timestamp_ms
+            oldest, newest = self.times.get(topic, (timestamp_ms, timestamp_ms))
+            self.times[topic] = min(oldest, timestamp_ms), max(newest, timestamp_ms)
         self._produce(topic, key, value, options)
         size = size_of_record(key, value, headers)
         if topic not in self._largest or size > self._largest[topic].size:

@@ -272,7 +272,7 @@ class TransactionalPublisher:
         if place is None:
             return None
         self._in_doubt = True
-        return Refusal(reason, *place, lambda: transaction.largest(*place))
+        return Refusal(reason, *place, lambda: transaction.largest(*place), transaction.times.get(place[0]))
 
     def _explained(self, refusal: Refusal) -> StatemgrError:
         found = refusal.explained(self._config, self._clock, self._broker_ms)

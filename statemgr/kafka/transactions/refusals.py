@@ -52,12 +52,14 @@ def refused_place(error: KafkaError, reported: tuple[str, int | None] | None) ->
 
 
 class Refusal(NamedTuple):
-    """A refused batch, and what is needed to explain it. ``largest``: gives the largest record of the partition."""
+    """A refused batch, and what is needed to explain it. ``largest``: gives the largest record of the partition.
+    ``times``: the oldest and the newest timestamp that records of the topic were given (epoch milliseconds)."""
 
     error: KafkaError
     topic: str
     partition: int | None
     largest: Callable[[], LargestRecord | None]
+    times: tuple[int, int] | None = None
 
     def explained(self, config: JobConfig, clock: Clock, broker_ms: Callable[[], int] | None) -> StatemgrError | None:
         """The error to raise; None if the code says all that is known.
@@ -76,6 +78,8 @@ class Refusal(NamedTuple):
         if code in TOO_LARGE:
             return self._too_large(settings, where)
         if code == KafkaError.INVALID_TIMESTAMP or _INVALID_TIME in text:
+            if self.times is not None:
+                return _refused_times(self.times, clock, settings, where)
             return _wrong_time(clock, broker_ms, settings, where)
         return InvalidError(
             f"the topic refuses a record: {text}",
@@ -108,7 +112,6 @@ def _wrong_time(
     ours, theirs = utc(clock.time_ns() / 1e9), None
     with suppress(StatemgrError):  # the brokers show it only on a topic that is made for this
         theirs = utc(broker_ms() / 1000) if broker_ms else None
-    limits = {name: settings[name] for name in sorted(settings) if name.startswith(_TIME) and name.endswith(".max.ms")}
     return RetryableError(
         "the topic refuses the time of the records, which is too far from the brokers' clock",
         hint="set the clocks of this machine and of the brokers (NTP), or raise message.timestamp.before.max.ms or "
@@ -116,5 +119,25 @@ def _wrong_time(
         **where,
         clock=ours,
         broker_clock=theirs,
-        **limits,
+        **_limits(settings),
     )
+
+
+def _refused_times(
+    times: tuple[int, int], clock: Clock, settings: Mapping[str, str], where: Mapping[str, object]
+) -> InvalidError:
+    oldest, newest = (utc(at_ms / 1000) for at_ms in times)
+    return InvalidError(
+        "the topic refuses the timestamp of a record, which is too far from the brokers' clock",
+        hint="give the record another timestamp_ms, or raise message.timestamp.before.max.ms or "
+        "message.timestamp.after.max.ms of the topic; add the topic to task.outputs to get this error from produce",
+        **where,
+        oldest=oldest,
+        newest=newest,
+        clock=utc(clock.time_ns() / 1e9),
+        **_limits(settings),
+    )
+
+
+def _limits(settings: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: settings[name] for name in sorted(settings) if name.startswith(_TIME) and name.endswith(".max.ms")}

@@ -163,6 +163,29 @@ def test_refused_times_name_both_clocks(kafka: KafkaServer, tmp_path: Path, cloc
     assert contents(config) == ({"totals": {b"a": b"1"}}, {"orders-0": 2})
 
 
+def test_a_refused_timestamp_of_output_is_named(kafka: KafkaServer, tmp_path: Path) -> None:
+    """J1.4: the clocks are right, and the record was given a time that the topic does not take: the error names the
+    topic, the times and the settings."""
+    config = _job(kafka, tmp_path)
+    output = kafka.fresh_name("output")
+    make_topic(config, output, message__timestamp__before__max__ms=str(HOUR_MS))
+    now = time.time_ns() // 1_000_000
+    with StateManager(config) as manager, manager.open_task("Partition 0") as task:
+        task.note_input(now - 2 * HOUR_MS)
+        task.produce(output, b"old", b"1")
+        task.produce(output, b"new", b"2", timestamp_ms=now)
+        with pytest.raises(InvalidError, match="refuses the timestamp of a record") as refused:
+            task.commit({"orders-0": 1})
+        where = refused.value.where
+        assert (where["topic"], where["message.timestamp.before.max.ms"]) == (output, str(HOUR_MS))
+        assert str(where["oldest"]) < str(where["newest"]) <= str(where["clock"])
+        assert task.drop_output() == 2
+        task.run_timers()
+        task.produce(output, b"now", b"3")
+        task.commit({"orders-0": 1})
+    assert committed(config, output) == [(b"now", b"3")]
+
+
 @pytest.mark.parametrize(
     ("why", "records"),
     [

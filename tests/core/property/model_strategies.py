@@ -109,6 +109,7 @@ produced = st.builds(
     st.none() | contents,
     st.none() | ints,
     few(st.tuples(texts, st.none() | contents)),
+    st.none() | longs,
 )
 prepared_commits = st.builds(
     PreparedCommit,

@@ -16,7 +16,8 @@ from confluent_kafka import Message
 from statemgr import JobConfig, Task
 from statemgr.blobs import open_blob_store
 from statemgr.engine import pending_commit
-from statemgr.errors import ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
+from statemgr.errors import AccessDenied, ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester, OutputRecord
@@ -147,7 +148,8 @@ def test_the_clock_makes_a_commit_due(tester: JobTester) -> None:
     tester.advance(seconds=1)
     assert tester.output("out") == []
     tester.advance(seconds=60)
-    assert [record.timestamp_ms - before for record in tester.output("out")] == [61_000]
+    assert [record.timestamp_ms for record in tester.output("out")] == [before]
+    assert tester.now_ms - before == 61_000
 
 
 @pytest.mark.parametrize("backend", ["kafka-changelog", "blob-store", None])
@@ -398,6 +400,11 @@ def test_output_is_refused_as_by_a_broker() -> None:
         b"bool": lambda task: task.produce("out", b"a", b"x", partition=True),
         b"partition": lambda task: task.produce("out", b"a", b"x", partition=cast("Any", "0")),
         b"number": lambda task: task.produce("out", b"a", b"x", partition=1 << 31),
+        b"negative time": lambda task: task.produce("out", b"a", b"x", timestamp_ms=-1),
+        b"no time": lambda task: task.produce("out", b"a", b"x", timestamp_ms=0),
+        b"nanoseconds": lambda task: task.produce("out", b"a", b"x", timestamp_ms=1_700_000_000 * 10**9),
+        b"half a time": lambda task: task.produce("out", b"a", b"x", timestamp_ms=cast("Any", 1.5)),
+        b"a truth": lambda task: task.produce("out", b"a", b"x", timestamp_ms=True),
     }
 
     def process(task: Task, message: Message) -> None:
@@ -427,6 +434,13 @@ def test_output_is_refused_as_by_a_broker() -> None:
     for odd in ("headers", "name"):
         with pytest.raises(TypeError, match="topic out must be a list of"):
             run(odd)
+    for odd in ("negative time", "no time", "nanoseconds"):
+        with pytest.raises(InvalidError, match="not in the years from 1970 to 9999") as time_error:
+            run(odd)
+        assert (time_error.value.where["topic"], time_error.value.where["input"]) == ("out", "orders-0 offset 0")
+    for odd in ("half a time", "a truth"):
+        with pytest.raises(TypeError, match="a timestamp for the topic out must be a whole number"):
+            run(odd)
     (listed,) = run("lists")
     assert listed.headers == (("a", b"x"),)
     for odd in ("key", "value", "mutable", "header", "bool", "partition", "number"):
@@ -437,6 +451,78 @@ def test_output_is_refused_as_by_a_broker() -> None:
         run("text", **{"task.outputs": []})
     assert error.value.where["topic"] == "out"
     assert len(run("text", **{"task.outputs": "out,more"})) == 1
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_output_has_the_timestamp_of_its_input(in_batches: bool) -> None:
+    """Output has the timestamp of the message, or the newest one of the batch, unless it is given another. Output of a
+    timer, and of a message without a timestamp, has the time at which the commit sends it."""
+
+    def send(task: Task, what: bytes, **given: int) -> None:
+        task.produce("out", what, b"", partition=0, **given)
+
+    def process(task: Task, given: Any) -> None:
+        send(task, b"of a message")
+        send(task, b"given", timestamp_ms=7_000)
+
+    def opened(task: Task) -> None:
+        send(task, b"of on_open")
+        task.every(60, lambda task: send(task, b"of a timer"))
+
+    functions: dict[str, Any] = {"process_batch": process} if in_batches else {"process": process}
+    config = {**CONFIG, "job.tasks": 1, "task.commit.ms": 3_600_000}
+    with JobTester(config, on_open=opened, start_ms=1_000_000, **functions) as tester:
+        tester.commit()
+        tester.send("orders", "a", "1", timestamp_ms=5_000)
+        tester.send("orders", "a", "2", timestamp_ms=4_000)
+        tester.send("orders", "a", "3", timestamp_ms=-1)
+        tester.send("orders", "a", "4", timestamp_ms=6_000)
+        tester.advance(seconds=60)
+        tester.advance(seconds=30)
+        tester.commit()
+        found = [(record.key, record.timestamp_ms) for record in tester.output("out")]
+    now = 1_090_000
+    expected = [(b"of on_open", 1_000_000)]
+    for at in (5_000, 4_000, now, 6_000):
+        expected += [(b"of a message", at), (b"given", 7_000)]
+    assert found == [*expected, (b"of a timer", now)]
+
+
+def test_the_newest_timestamp_of_a_batch() -> None:
+    """Of several messages in a batch, the newest counts, wherever it is."""
+    sizes: list[int] = []
+
+    def process(task: Task, batch: Sequence[Message]) -> None:
+        sizes.append(len(batch))
+        task.produce("out", b"k", b"")
+
+    config = {**CONFIG, "job.tasks": 1}
+    with JobTester(config, process_batch=process, start_ms=1_000_000) as tester:
+        tester.crash()
+        for at in (5_000, 9_000, 4_000):
+            tester.send("orders", "a", "1", timestamp_ms=at)
+        tester.restore()
+        tester.commit()
+        assert sizes == [3]
+        assert [record.timestamp_ms for record in tester.output("out")] == [9_000]
+
+
+def test_a_topic_that_may_not_be_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1.9: without the right to read the settings of an output topic, the loop runs, and the broker decides."""
+
+    def settings(metadata: TopicMetadata, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        if "out" in topics:
+            asked.append(topics)
+            raise AccessDenied("reading topics' settings")
+        return real(metadata, topics)
+
+    real, asked = TopicMetadata.settings, list[Sequence[str]]()
+    monkeypatch.setattr(TopicMetadata, "settings", settings)
+    with JobTester({**CONFIG, "job.tasks": 1}, append) as tester:
+        tester.send("orders", "a", "1")
+        tester.commit()
+        assert [record.value for record in tester.output("out")] == [b"1"]
+    assert asked
 
 
 def test_much_output_is_committed_early(monkeypatch: pytest.MonkeyPatch) -> None:

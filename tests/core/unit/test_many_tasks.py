@@ -24,6 +24,7 @@ from statemgr.errors import MissingState, UnavailableError
 from statemgr.flows.worker import Worker
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.checkpoint_assembly import Assembly, Track
+from statemgr.kafka.output_topics import OutputTopics
 from statemgr.kafka.transactions.publisher import job_transactional_id
 from statemgr.local.directories import StoreDirectories
 from statemgr.local.machine import Threads
@@ -133,7 +134,8 @@ def test_tasks_close_together(config: JobConfig, monkeypatch: pytest.MonkeyPatch
     both = threading.Barrier(2)
     with StateManager(config) as manager:
         consumer = config.consumer("group")
-        tasks = AssignedTasks(manager._services, manager, manager._inputs, consumer, ["in"], NO_PERMISSIONS)
+        outputs = OutputTopics(config, manager._inputs)
+        tasks = AssignedTasks(manager._services, manager, manager._inputs, outputs, consumer, ["in"], NO_PERMISSIONS)
         for index in range(2):
             opening: Future[Any] = Future()
             opening.set_result(Waiting(both))
@@ -155,7 +157,8 @@ def test_a_task_that_fails_to_close_leaves_none_open(config: JobConfig, monkeypa
     monkeypatch.setattr(assigned_tasks, "_CLOSED_TOGETHER", 1)
     with StateManager(config) as manager:
         consumer = config.consumer("group")
-        tasks = AssignedTasks(manager._services, manager, manager._inputs, consumer, ["in"], NO_PERMISSIONS)
+        outputs = OutputTopics(config, manager._inputs)
+        tasks = AssignedTasks(manager._services, manager, manager._inputs, outputs, consumer, ["in"], NO_PERMISSIONS)
         for index in range(20):
             opening: Future[Any] = Future()
             opening.set_result(SimpleNamespace(close=partial(close, index)))

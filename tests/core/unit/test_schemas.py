@@ -34,7 +34,7 @@ FROZEN = {
     "permit.v1": "ba5a4b91594540d9",
     "permit_key.v1": "4e96af5e2082b5cb",
     "prepared_commit.v1": "4b60ba104f69b719",
-    "prepared_commit.v2": "3402a6dac1c6689b",
+    "prepared_commit.v2": "9b1eb515339ca17a",
     "retired_layout.v1": "46e949be5461c8d2",
     "retired_layout_key.v1": "64d09f71d8e05090",
     "segment_chain.v1": "9790d8a3f270a040",
