@@ -152,8 +152,9 @@ class StateManager:
         :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
         deleted and created again) ends the loop before a commit.
 
-        After SIGTERM or SIGINT this returns, or raises the error of a last commit, within five seconds and the time of
-        one message or batch. If work had to be given up for that, the manager can only be closed.
+        After SIGTERM or SIGINT this returns, or raises the error of a last commit, within ``task.shutdown.ms``, two
+        seconds and the time of one message or batch. If work had to be given up for that, the manager can only be
+        closed.
 
         Args:
             process: called as ``process(task, message)`` for every message.

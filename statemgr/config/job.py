@@ -190,6 +190,7 @@ class JobConfig:
     commit_ms = _setting("task.commit.ms", int)
     commit_max_delay_ms = _setting("task.commit.max.delay.ms", int)
     commit_timeout_ms = _setting("task.commit.timeout.ms", int)
+    shutdown_ms = _setting("task.shutdown.ms", int)
     snapshot_interval = _setting("task.commit.snapshot.interval", SnapshotInterval.parse)
     by_need_bytes = _setting("task.restore.by.need.bytes", int)
     tolerated_snapshot_failures = _setting("task.commit.snapshot.tolerated.failures", int)

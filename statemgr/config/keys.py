@@ -138,6 +138,9 @@ KEYS: tuple[Key, ...] = (
     Key("task.commit.timeout.ms", duration(1000, 900_000), 300_000,
         "Longest time that a commit may take. It is also the timeout of the transaction, and brokers allow at most "
         "900000 by default."),
+    Key("task.shutdown.ms", duration(1000, DAY_MS), 3000,
+        "How long a consumer loop that was asked to stop takes for its last commits. After two thirds of this time it "
+        "begins no other commit and leaves no local copies. The platform's grace period must be longer."),
     Key("task.commit.snapshot.interval", INTERVAL, ["50 commits", "256 MiB", "10 min"],
         "With `blob-store`: make a new snapshot in the background after this many commits, this many bytes of changes "
         "or this much time, whichever comes first (for some tasks after half as many commits, so that not all "

@@ -21,9 +21,9 @@ The loop polls for every message, so a member keeps its membership as long as on
 commit wait for one batch; a rebalance, and the next poll, wait for the batches of all messages that were polled
 together. Partitions are paused while their task restores or is held back, and polling continues.
 
-After a stop, restores are cancelled, and tasks commit what they have. After :data:`HURRY_S` seconds no other commit
-begins, and tasks close without leaving local copies. Work that has not ended after :data:`STOP_S` seconds is given up.
-The next owner processes the input of these tasks again.
+After a stop, restores are cancelled, and tasks commit what they have. After two thirds of ``task.shutdown.ms`` no other
+commit begins, and tasks close without leaving local copies. Work that has not ended after ``task.shutdown.ms`` is given
+up. The next owner processes the input of these tasks again.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ from statemgr.model.jobs.permissions import Permissions
 from statemgr.services import Services
 
 log = logging.getLogger(__name__)
-#: Seconds after a stop until the work that is still in progress is given up.
-STOP_S = 3.0
-#: Seconds after a stop from which no last commit begins, and tasks close without leaving a local copy.
-HURRY_S = 2.0
+#: Share of ``task.shutdown.ms`` after which no last commit begins, and tasks close without leaving a local copy.
+_HURRY = 2 / 3
 #: Commits in progress from which no other one begins: a stop waits for all of them.
 _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
@@ -116,6 +114,8 @@ class ConsumerLoop:
         #: Whether every polled message was processed.
         self._settled = True
         self._interval = services.config.commit_ms / 1000
+        #: Seconds after a stop until the work that is still in progress is given up.
+        self._stop_s = services.config.shutdown_ms / 1000
         self._due = self._look = self._ask_due = 0.0
         self._lag: InputLag | None = None
         #: Tasks whose commit is due.
@@ -444,8 +444,8 @@ class ConsumerLoop:
         return self._asked_to_stop
 
     def _stopping(self) -> None:
-        """Give up the work in progress :data:`STOP_S` seconds from now."""
-        self._hurry_at = min(self._hurry_at, self._clock.elapsed() + HURRY_S)
+        """Give up the work in progress ``task.shutdown.ms`` from now."""
+        self._hurry_at = min(self._hurry_at, self._clock.elapsed() + self._stop_s * _HURRY)
         self._deadline.attempt("giving up what is in progress", self._give_up_late)
 
     def _hurried(self) -> bool:
@@ -453,7 +453,7 @@ class ConsumerLoop:
         return self._clock.elapsed() >= self._hurry_at
 
     def _give_up_late(self) -> None:
-        if self._deadline.pause(STOP_S):
+        if self._deadline.pause(self._stop_s):
             self._services.give_up()
 
     def _install_signals(self) -> dict[int, Any]:

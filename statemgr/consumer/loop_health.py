@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from statemgr.config.contradictions import POLL_INTERVAL_MS
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.ids import task_name
 from statemgr.services import Services
@@ -12,8 +13,6 @@ from statemgr.telemetry.liveness import Condition, Health
 
 #: Seconds without an answer after which the brokers count as gone.
 SILENT_S = 5.0
-#: librdkafka's default of ``max.poll.interval.ms``.
-_POLL_INTERVAL_MS = 300_000
 
 
 class LoopHealth:
@@ -27,7 +26,7 @@ class LoopHealth:
         self._clock = services.clock
         self._tasks = tasks
         settings = services.config.kafka_client("consumer")
-        self.limit_s = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS)) / 1000
+        self.limit_s = int(settings.get("max.poll.interval.ms", POLL_INTERVAL_MS)) / 1000
         self._polled = self._clock.elapsed()
         self._joined = self._was_joined = False
         #: For how long the brokers have not answered.
