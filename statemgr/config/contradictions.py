@@ -103,8 +103,8 @@ def _of_shutdown(config: JobConfig) -> Iterator[_Problem]:
     given = config.values.get(f"kafka.consumer.{limit}", config.values.get(f"kafka.{limit}", POLL_INTERVAL_MS))
     if str(given).isdecimal() and config.shutdown_ms > int(str(given)):
         message = (
-            f"{key} is {config.shutdown_ms}, more than {limit} of the consumer = {given}: the consumer group would give "
-            "the tasks to other processes during the last commits"
+            f"{key} is {config.shutdown_ms}, more than {limit} of the consumer = {given}: the consumer group would "
+            "give the tasks to other processes during the last commits"
         )
         yield _Problem(key, message, f"lower it, or raise kafka.consumer.{limit}")
 

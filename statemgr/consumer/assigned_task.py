@@ -35,6 +35,7 @@ class AssignedTask:
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
         announced: whether the application was told that the task is open.
         lost: set when the task was taken away, which ends an opening in progress.
+        processed: number of messages that the application has processed, also again after the task was opened again.
         assigned_s: when its first partition arrived, on the monotonic clock.
     """
 
@@ -53,6 +54,7 @@ class AssignedTask:
     announced: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     assigned_s: float = 0.0
+    processed: int = 0
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None

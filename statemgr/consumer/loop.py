@@ -56,6 +56,7 @@ from statemgr.kafka.input_topics import GONE, InputTopics, topic_problem
 from statemgr.logs import Event, tell
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.services import Services
+from statemgr.telemetry.metric_declarations import PROCESS_BUCKETS
 
 log = logging.getLogger(__name__)
 #: Share of ``task.shutdown.ms`` after which no last commit begins, and tasks close without leaving a local copy.
@@ -65,6 +66,8 @@ _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
 _LOOK_S = 0.05
+#: Longest call of the application that the loop counts itself: another call for each message would cost too much.
+_QUICK_S = PROCESS_BUCKETS[0]
 
 
 class ConsumerLoop:
@@ -117,6 +120,11 @@ class ConsumerLoop:
         #: Seconds after a stop until the work that is still in progress is given up.
         self._stop_s = services.config.shutdown_ms / 1000
         self._due = self._look = self._ask_due = 0.0
+        #: The last look at the clock of durations. Looks are a large part of what a message costs, so a turn has two.
+        self._now = self._clock.elapsed()
+        self._took = manager.metrics.process_seconds.took
+        #: Calls of the application that took no longer than the first bucket, and their seconds, until the next look.
+        self._quick, self._quick_s = 0, 0.0
         self._lag: InputLag | None = None
         #: Tasks whose commit is due.
         self._to_commit: list[AssignedTask] = []
@@ -152,7 +160,9 @@ class ConsumerLoop:
 
     def _run(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        self._due = self._clock.monotonic() + self._interval
+        self._now = self._clock.elapsed()
+        self._due = self._now + self._interval
+        self._manager.metrics.watch("input_messages", self._tasks.processed)
         self._lag = lag = self._manager.watch_lag(self._tasks.reached)
         self._health.silent_s = lag.silent_s
         try:
@@ -169,6 +179,7 @@ class ConsumerLoop:
         finally:
             self._ending = True
             self._manager.unwatch_lag(lag)
+            self._manager.metrics.unwatch(self._tasks.processed)
             self._stopping_asked()
             self._tasks.shut_down(self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
@@ -183,8 +194,9 @@ class ConsumerLoop:
         elif self._delivery.in_batches:
             self._batches(message)
         else:
-            self._delivery.one(message)  # 2
-            self._between(message)
+            begun = self._now
+            processed = self._delivery.one(message)  # 2
+            self._between(message, begun if processed else None)
 
     def _batches(self, first: Message) -> None:
         self._settled = False
@@ -193,24 +205,37 @@ class ConsumerLoop:
         for batch in batches:
             if self._asked_to_stop:
                 return
-            self._delivery.batch(batch)  # 2
+            begun = self._clock.elapsed()
+            processed = self._delivery.batch(batch)  # 2
             self._settled = batch is batches[-1]
-            self._between(first)
+            self._between(first, begun if processed else None)
         if event is not None and (error := event.error()) is not None:
             self._consumer_error(error, event)
 
     def _poll(self, timeout_s: float) -> Message | None:
-        self._health.polls()
+        self._health.polled_s = self._now
         message = self._consumer.poll(timeout_s)
+        self._now = self._clock.elapsed()
         if self._to_pause:
             self._pause_assigned()
         return message
 
-    def _between(self, message: Message | None) -> None:
-        """Steps 3 to 6, at most every :data:`_LOOK_S` seconds while messages arrive."""
-        now = self._clock.monotonic()
+    def _between(self, message: Message | None, begun: float | None = None) -> None:
+        """Steps 3 to 6, at most every :data:`_LOOK_S` seconds while messages arrive. ``begun``: when the application
+        was called, if it was."""
+        self._now = now = self._clock.elapsed()
+        if begun is not None:
+            seconds = now - begun
+            if seconds <= _QUICK_S:
+                self._quick += 1
+                self._quick_s += seconds
+            else:
+                self._took(seconds)
         if message is None or now >= self._look:
             self._look = now + _LOOK_S
+            if self._quick:
+                self._took(self._quick_s, self._quick)
+                self._quick, self._quick_s = 0, 0.0
             self._check_refused(message)
             self._start_restored()  # 3
             self._delivery.run_timers()  # 4

@@ -1,4 +1,5 @@
-"""A consumer loop ends within `task.shutdown.ms`, two seconds and one message of a stop request. The processes and SIGTERM are real."""
+"""A consumer loop ends within `task.shutdown.ms`, two seconds and one message of a stop request. The processes and
+SIGTERM are real."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.jobs import contents, elsewhere, job_mapping, with_changes
 from tests.loop_members import Process, count, make_topic, member, produce
 from tests.servers import KafkaServer, S3Server
 
-#: Seconds that a stop may take with the default of `task.shutdown.ms`, and extra seconds for a busy machine, where a process starts and ends more slowly.
+#: Seconds that a stop may take with the default of `task.shutdown.ms`, and
+#: extra seconds for a busy machine, where a process starts and ends more slowly.
 STOP_S = 5.0
 BUSY_S = 2.0
 TASK = "Partition 0"
@@ -145,8 +147,8 @@ def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, 
 
 
 def test_a_stop_waits_for_a_slow_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
-    """FAULT 56: with a longer `task.shutdown.ms`, the last commit succeeds although each upload takes longer than a stop
-    takes by default, and the process ends as soon as it has."""
+    """FAULT 56: with a longer `task.shutdown.ms`, the last commit succeeds although each upload takes longer than a
+    stop takes by default, and the process ends as soon as it has."""
     topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3))
