@@ -148,7 +148,8 @@ class StateManager:
         It logs what happens; if the application has not configured logging, ``log.format`` and ``log.level`` apply
         (:func:`statemgr.configure_logging`).
 
-        A partition that is in no checkpoint is read from its beginning. Take the consumer from
+        A partition that is in no checkpoint is read from where ``task.input.start`` says: its beginning, unless that is
+        ``latest``. Take the consumer from
         :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
         deleted and created again) ends the loop before a commit.
 

@@ -164,6 +164,7 @@ class JobConfig:
     def outputs(self) -> list[str]:
         return list(self.get("task.outputs"))
 
+    starts_latest = _setting("task.input.start", "latest".__eq__)
     input_key_serde = _setting("task.input.key.serde", str)
     input_value_serde = _setting("task.input.value.serde", str)
     batch_messages = _setting("task.batch.messages", int)

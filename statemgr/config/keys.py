@@ -84,6 +84,9 @@ KEYS: tuple[Key, ...] = (
     Key("task.outputs", TOPICS, [],
         "Topics that the application sends output to. `statemgr topics create`, `topics check` and `doctor` report "
         "those that do not exist, and a consumer loop does not start without them."),
+    Key("task.input.start", choice("earliest", "latest"), "earliest",
+        "Where a consumer loop begins an input topic that is new to a task: at its first offset, or at its end. A task "
+        "whose checkpoint has the topic continues there."),
     Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
         "Serde of the keys of a consumer loop's messages."),
     Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",

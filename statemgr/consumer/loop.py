@@ -352,8 +352,9 @@ class ConsumerLoop:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
-            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input)
             place = position.place
+            at_end = known is None and self._config.starts_latest and owned.is_new(place.topic)
+            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input, at_end=at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
@@ -361,10 +362,8 @@ class ConsumerLoop:
                     return started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            owned.dirty |= known not in (
-                None,
-                offset,
-            )  # publish a permitted skip even without new input
+            # publish a permitted skip, and where a new topic begins, even without new input
+            owned.dirty |= at_end or known not in (None, offset)
             started.append(place)
         self._story.opened(owned)
         return started
