@@ -25,6 +25,18 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
             f"topk(10, time() - max by (job, task) (statemgr_checkpoint_timestamp_seconds{{{_J}}}))":
                 "{{job}} {{task}}"}),
     ],
+    "Where does the time of a consumer loop go?": [
+        ("Messages processed", "ops", {
+            f"sum by (job) (rate(statemgr_input_messages_total{{{_J}}}[$__rate_interval]))": "{{job}}"}),
+        ("Messages processed, ten busiest tasks", "ops", {
+            f"topk(10, sum by (job, task) (rate(statemgr_input_messages_total{{{_J}}}[$__rate_interval])))":
+                "{{job}} {{task}}"}),
+        ("Share of the time in process, by process", "percentunit", {
+            f"rate(statemgr_process_seconds_sum{{{_J}}}[$__rate_interval])": "{{job}} {{instance}}"}),
+        ("Seconds of a call of process", "s", {
+            f"histogram_quantile({share}, sum by (job, le) (rate(statemgr_process_seconds_bucket{{{_J}}}[$__rate_interval])))":
+                f"{{{{job}}}} {name}" for name, share in (("half", "0.5"), ("99 %", "0.99"))}),
+    ],
     "What fails?": [
         ("Failures by kind", "short", {
             f"sum by (job, kind) (increase(statemgr_failures_total{{{_J}}}[$__rate_interval])) > 0": "{{job}} {{kind}}"}),
@@ -43,6 +55,21 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
         ("State", "bytes", {f"sum by (job) (statemgr_state_bytes{{{_J}}})": "{{job}}"}),
         ("Keys", "short", {f"sum by (job) (statemgr_state_keys{{{_J}}})": "{{job}}"}),
         ("Ten largest tasks", "bytes", {f"topk(10, statemgr_state_bytes{{{_J}}})": "{{job}} {{task}}"}),
+    ],
+    "What does RocksDB do?": [
+        ("Bytes of table files, ten largest stores", "bytes", {
+            f"topk(10, statemgr_rocksdb_bytes{{{_J}}})": "{{job}} {{task}} {{store}}"}),
+        ("Keys, ten largest stores", "short", {
+            f"topk(10, statemgr_rocksdb_keys{{{_J}}})": "{{job}} {{task}} {{store}}"}),
+        ("Memory in use, and its limit", "bytes", {
+            f"statemgr_memory_bytes{{{_J}}}": "{{job}} {{instance}}",
+            f"max by (job) (statemgr_memory_limit_bytes{{{_J}}})": "{{job}} limit"}),
+        ("Memtables, ten largest", "bytes", {
+            f"topk(10, statemgr_rocksdb_memtable_bytes{{{_J}}})": "{{job}} {{task}} {{store}}"}),
+        ("Bytes that wait for compaction, ten most", "bytes", {
+            f"topk(10, statemgr_rocksdb_compaction_bytes{{{_J}}})": "{{job}} {{task}} {{store}}"}),
+        ("Stores whose writes are slowed", "short", {
+            f"statemgr_rocksdb_writes_slowed{{{_J}}} > 0": "{{job}} {{task}} {{store}}"}),
     ],
     "What is restored, and how long would a restore take?": [
         ("Restores in progress", "percentunit", {

@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from spark_integration.failures import marked
 from spark_integration.reading.columns import value_column
-from statemgr import JobConfig
+from statemgr import FollowedStore, JobConfig
 from statemgr.errors import ConfigError, RetryableError
 from statemgr.ids import task_name
-from statemgr.operations.standby.followed_store import FollowedStore
 from statemgr.serdes import key_serde, value_serde
 
 _open: dict[tuple[str, str, tuple[str, ...]], FollowedStore] = {}

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from statemgr.logs import configure_logging
     from statemgr.manager import StateManager
     from statemgr.model.checkpoint import Checkpoint
+    from statemgr.operations.standby.followed_store import FollowedStore
     from statemgr.reader import JobReader
     from statemgr.serdes import Serde
     from statemgr.stores.store import Store
 
 __all__ = [
     "Checkpoint",
+    "FollowedStore",
     "InputMessage",
     "JobConfig",
     "JobReader",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOME = {
     "Checkpoint": "statemgr.model.checkpoint",
+    "FollowedStore": "statemgr.operations.standby.followed_store",
     "InputMessage": "statemgr.consumer.messages",
     "JobConfig": "statemgr.config",
     "JobReader": "statemgr.reader",

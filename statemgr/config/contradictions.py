@@ -27,6 +27,8 @@ OWN_TOPIC_SETTINGS = (
     "unclean.leader.election.enable",
 )  # fmt: skip
 _MOST_TOPIC = 249
+#: librdkafka's default of ``max.poll.interval.ms``.
+POLL_INTERVAL_MS = 300_000
 
 
 class _Problem(NamedTuple):
@@ -59,6 +61,7 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
     yield from _of_names(config)
     yield from _of_encryption(config)
     yield from _of_versions(config)
+    yield from _of_shutdown(config)
     for store in config.stores.values():
         yield from _of_store(store)
         yield from _of_backends(store, config)
@@ -98,6 +101,17 @@ def _of_versions(config: JobConfig) -> Iterator[_Problem]:
         yield _Problem(write, f"{write} must contain 2", "[1, 2] also serves older software")
     if not set(config.write_versions) <= set(config.read_versions):
         yield _Problem(read, f"{read} must contain every version in {write}", "add the versions that are missing")
+
+
+def _of_shutdown(config: JobConfig) -> Iterator[_Problem]:
+    key, limit = "task.shutdown.ms", "max.poll.interval.ms"
+    given = config.values.get(f"kafka.consumer.{limit}", config.values.get(f"kafka.{limit}", POLL_INTERVAL_MS))
+    if str(given).isdecimal() and config.shutdown_ms > int(str(given)):
+        message = (
+            f"{key} is {config.shutdown_ms}, more than {limit} of the consumer = {given}: the consumer group would "
+            "give the tasks to other processes during the last commits"
+        )
+        yield _Problem(key, message, f"lower it, or raise kafka.consumer.{limit}")
 
 
 def _of_store(store: StoreConfig) -> Iterator[_Problem]:

@@ -164,6 +164,7 @@ class JobConfig:
     def outputs(self) -> list[str]:
         return list(self.get("task.outputs"))
 
+    starts_latest = _setting("task.input.start", "latest".__eq__)
     input_key_serde = _setting("task.input.key.serde", str)
     input_value_serde = _setting("task.input.value.serde", str)
     batch_messages = _setting("task.batch.messages", int)
@@ -190,6 +191,7 @@ class JobConfig:
     commit_ms = _setting("task.commit.ms", int)
     commit_max_delay_ms = _setting("task.commit.max.delay.ms", int)
     commit_timeout_ms = _setting("task.commit.timeout.ms", int)
+    shutdown_ms = _setting("task.shutdown.ms", int)
     snapshot_interval = _setting("task.commit.snapshot.interval", SnapshotInterval.parse)
     by_need_bytes = _setting("task.restore.by.need.bytes", int)
     tolerated_snapshot_failures = _setting("task.commit.snapshot.tolerated.failures", int)

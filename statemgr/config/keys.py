@@ -86,6 +86,9 @@ KEYS: tuple[Key, ...] = (
         "Topics that the application sends output to. `statemgr topics create`, `topics check` and `doctor` report "
         "those that do not exist, and a consumer loop does not start without them. `task.produce` refuses records that "
         "these topics do not take."),
+    Key("task.input.start", choice("earliest", "latest"), "earliest",
+        "Where a consumer loop begins an input topic that is new to a task: at its first offset, or at its end. A task "
+        "whose checkpoint has the topic continues there."),
     Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
         "Serde of the keys of a consumer loop's messages."),
     Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",
@@ -143,6 +146,9 @@ KEYS: tuple[Key, ...] = (
     Key("task.commit.timeout.ms", duration(1000, 900_000), 300_000,
         "Longest time that a commit may take. It is also the timeout of the transaction, and brokers allow at most "
         "900000 by default."),
+    Key("task.shutdown.ms", duration(1000, DAY_MS), 3000,
+        "How long a consumer loop that was asked to stop takes for its last commits. After two thirds of this time it "
+        "begins no other commit and leaves no local copies. The platform's grace period must be longer."),
     Key("task.commit.snapshot.interval", INTERVAL, ["50 commits", "256 MiB", "10 min"],
         "With `blob-store`: make a new snapshot in the background after this many commits, this many bytes of changes "
         "or this much time, whichever comes first (for some tasks after half as many commits, so that not all "

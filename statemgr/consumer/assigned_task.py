@@ -35,6 +35,7 @@ class AssignedTask:
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
         announced: whether the application was told that the task is open.
         lost: set when the task was taken away, which ends an opening in progress.
+        processed: number of messages that the application has processed, also again after the task was opened again.
         assigned_s: when its first partition arrived, on the monotonic clock.
     """
 
@@ -53,6 +54,7 @@ class AssignedTask:
     announced: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
     assigned_s: float = 0.0
+    processed: int = 0
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
@@ -80,6 +82,16 @@ class AssignedTask:
         if self._made >= self.retained:
             start = {source: offset for source, offset in start.items() if source in self.sources}
         return {**start, **reached}
+
+    def is_new(self, topic: str) -> bool:
+        """Whether the task has never read an input topic, as far as its checkpoint knows.
+
+        Without an offset, it may also have got its partition by a rescale, or the topic may have been created again:
+        then the checkpoint has the ID of the topic.
+        """
+        assert self.task is not None
+        checkpoint = self.task.last_checkpoint
+        return checkpoint is None or topic not in checkpoint.input_topic_ids
 
     @property
     def committing(self) -> bool:

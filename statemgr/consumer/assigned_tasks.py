@@ -25,6 +25,7 @@ from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.services import Services
+from statemgr.telemetry.metric_declarations import Series
 
 log = logging.getLogger(__name__)
 _Answer: TypeAlias = tuple[list[InputPosition], Mapping[tuple[str, int], tuple[int, int]], StatemgrError | None]
@@ -140,6 +141,10 @@ class AssignedTasks:
             for at in tuple(owned.inputs)
             if at.next is not None
         ]
+
+    def processed(self) -> Series:
+        """How many messages each task has processed. Any thread may call this."""
+        return [((task_name(owned.index),), owned.processed) for owned in tuple(self._owned.values())]
 
     def pass_ends(self) -> None:
         """Continue after the ends of transactions that the client has passed. Every polled message was processed."""

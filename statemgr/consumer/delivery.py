@@ -52,11 +52,12 @@ class Delivery:
         #: Whether the application takes batches.
         self.in_batches = application.process_batch is not None
 
-    def one(self, message: Message) -> None:
-        """Pass a message to ``process``. Raises: its error; MissingState when input was skipped."""
+    def one(self, message: Message) -> bool:
+        """Pass a message to ``process``. Returns: whether it was processed. Raises: its error; MissingState when input
+        was skipped."""
         owned, position = self._tasks.find(message.topic(), message.partition()) or (None, None)
         if owned is None or position is None or owned.task is None or not _is_next(position, message):
-            return
+            return False
         process, offset = self._application.process, message.offset()
         assert process is not None
         assert offset is not None
@@ -65,12 +66,14 @@ class Delivery:
             check_ran(process(owned.task, self._application.message(message)))
         except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
-            return
+            return False
         except Exception as failure:
             _placed(failure, topic=message.topic(), partition=message.partition(), offset=offset)
             raise
         position.next = offset + 1
         owned.dirty = True
+        owned.processed += 1
+        return True
 
     def gather(self, first: Message, poll: Callable[[], Message | None]) -> tuple[list[Batch], Message | None]:
         """Sort the messages that have already arrived by task, without waiting for more.
@@ -90,9 +93,9 @@ class Delivery:
             message = None if full else poll()
         return list(batches.values()), message
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: Batch) -> bool:
         """Pass a batch to ``process_batch``, without messages of before a seek, or of partitions that have left, or of
-        a task that was opened again, since they were polled. Raises: as :meth:`one`.
+        a task that was opened again, since they were polled. Returns and raises: as :meth:`one`.
         """
         owned, messages = batch.owned, []
         for position, message in batch.polled:
@@ -101,7 +104,7 @@ class Delivery:
                 position.next = (message.offset() or 0) + 1  # nothing commits before the batch has been processed
                 messages.append(message)
         if not messages or owned.task is None:
-            return
+            return False
         process_batch = self._application.process_batch
         assert process_batch is not None
         owned.task.note_input(max(message.timestamp()[1] for message in messages))
@@ -109,11 +112,13 @@ class Delivery:
             check_ran(process_batch(owned.task, [self._application.message(message) for message in messages]))
         except (LocalStateLost, StateUnreachable) as lost:
             self._open_again(owned, lost)
-            return
+            return False
         except Exception as failure:
             _placed(failure, task=owned.task.name, batch=_range(messages))
             raise
         owned.dirty = True
+        owned.processed += len(messages)
+        return True
 
     def announce(self, owned: AssignedTask) -> bool:
         """Call ``on_open`` once for an open task. Returns: whether the task is still open. Raises: its error."""

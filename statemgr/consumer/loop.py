@@ -21,9 +21,9 @@ The loop polls for every message, so a member keeps its membership as long as on
 commit wait for one batch; a rebalance, and the next poll, wait for the batches of all messages that were polled
 together. Partitions are paused while their task restores or is held back, and polling continues.
 
-After a stop, restores are cancelled, and tasks commit what they have. After :data:`HURRY_S` seconds no other commit
-begins, and tasks close without leaving local copies. Work that has not ended after :data:`STOP_S` seconds is given up.
-The next owner processes the input of these tasks again.
+After a stop, restores are cancelled, and tasks commit what they have. After two thirds of ``task.shutdown.ms`` no other
+commit begins, and tasks close without leaving local copies. Work that has not ended after ``task.shutdown.ms`` is given
+up. The next owner processes the input of these tasks again.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ from statemgr.kafka.output_topics import OutputTopics
 from statemgr.logs import Event, tell
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.services import Services
+from statemgr.telemetry.metric_declarations import PROCESS_BUCKETS
 
 log = logging.getLogger(__name__)
-#: Seconds after a stop until the work that is still in progress is given up.
-STOP_S = 3.0
-#: Seconds after a stop from which no last commit begins, and tasks close without leaving a local copy.
-HURRY_S = 2.0
+#: Share of ``task.shutdown.ms`` after which no last commit begins, and tasks close without leaving a local copy.
+_HURRY = 2 / 3
 #: Commits in progress from which no other one begins: a stop waits for all of them.
 _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
 _LOOK_S = 0.05
+#: Longest call of the application that the loop counts itself: another call for each message would cost too much.
+_QUICK_S = PROCESS_BUCKETS[0]
 
 
 class ConsumerLoop:
@@ -118,7 +119,14 @@ class ConsumerLoop:
         #: Whether every polled message was processed.
         self._settled = True
         self._interval = services.config.commit_ms / 1000
+        #: Seconds after a stop until the work that is still in progress is given up.
+        self._stop_s = services.config.shutdown_ms / 1000
         self._due = self._look = self._ask_due = 0.0
+        #: The last look at the clock of durations. Looks are a large part of what a message costs, so a turn has two.
+        self._now = self._clock.elapsed()
+        self._took = manager.metrics.process_seconds.took
+        #: Calls of the application that took no longer than the first bucket, and their seconds, until the next look.
+        self._quick, self._quick_s = 0, 0.0
         self._lag: InputLag | None = None
         #: Tasks whose commit is due.
         self._to_commit: list[AssignedTask] = []
@@ -154,7 +162,9 @@ class ConsumerLoop:
 
     def _run(self) -> None:
         self._consumer.subscribe(self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        self._due = self._clock.monotonic() + self._interval
+        self._now = self._clock.elapsed()
+        self._due = self._now + self._interval
+        self._manager.metrics.watch("input_messages", self._tasks.processed)
         self._lag = lag = self._manager.watch_lag(self._tasks.reached)
         self._health.silent_s = lag.silent_s
         try:
@@ -171,6 +181,7 @@ class ConsumerLoop:
         finally:
             self._ending = True
             self._manager.unwatch_lag(lag)
+            self._manager.metrics.unwatch(self._tasks.processed)
             self._stopping_asked()
             self._tasks.shut_down(self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
@@ -185,8 +196,9 @@ class ConsumerLoop:
         elif self._delivery.in_batches:
             self._batches(message)
         else:
-            self._delivery.one(message)  # 2
-            self._between(message)
+            begun = self._now
+            processed = self._delivery.one(message)  # 2
+            self._between(message, begun if processed else None)
 
     def _batches(self, first: Message) -> None:
         self._settled = False
@@ -195,24 +207,37 @@ class ConsumerLoop:
         for batch in batches:
             if self._asked_to_stop:
                 return
-            self._delivery.batch(batch)  # 2
+            begun = self._clock.elapsed()
+            processed = self._delivery.batch(batch)  # 2
             self._settled = batch is batches[-1]
-            self._between(first)
+            self._between(first, begun if processed else None)
         if event is not None and (error := event.error()) is not None:
             self._consumer_error(error, event)
 
     def _poll(self, timeout_s: float) -> Message | None:
-        self._health.polls()
+        self._health.polled_s = self._now
         message = self._consumer.poll(timeout_s)
+        self._now = self._clock.elapsed()
         if self._to_pause:
             self._pause_assigned()
         return message
 
-    def _between(self, message: Message | None) -> None:
-        """Steps 3 to 6, at most every :data:`_LOOK_S` seconds while messages arrive."""
-        now = self._clock.monotonic()
+    def _between(self, message: Message | None, begun: float | None = None) -> None:
+        """Steps 3 to 6, at most every :data:`_LOOK_S` seconds while messages arrive. ``begun``: when the application
+        was called, if it was."""
+        self._now = now = self._clock.elapsed()
+        if begun is not None:
+            seconds = now - begun
+            if seconds <= _QUICK_S:
+                self._quick += 1
+                self._quick_s += seconds
+            else:
+                self._took(seconds)
         if message is None or now >= self._look:
             self._look = now + _LOOK_S
+            if self._quick:
+                self._took(self._quick_s, self._quick)
+                self._quick, self._quick_s = 0, 0.0
             self._check_refused(message)
             self._start_restored()  # 3
             self._delivery.run_timers()  # 4
@@ -329,8 +354,9 @@ class ConsumerLoop:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
-            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input)
             place = position.place
+            at_end = known is None and self._config.starts_latest and owned.is_new(place.topic)
+            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input, at_end=at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
@@ -338,10 +364,8 @@ class ConsumerLoop:
                     return started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            owned.dirty |= known not in (
-                None,
-                offset,
-            )  # publish a permitted skip even without new input
+            # publish a permitted skip, and where a new topic begins, even without new input
+            owned.dirty |= at_end or known not in (None, offset)
             started.append(place)
         self._story.opened(owned)
         return started
@@ -446,8 +470,8 @@ class ConsumerLoop:
         return self._asked_to_stop
 
     def _stopping(self) -> None:
-        """Give up the work in progress :data:`STOP_S` seconds from now."""
-        self._hurry_at = min(self._hurry_at, self._clock.elapsed() + HURRY_S)
+        """Give up the work in progress ``task.shutdown.ms`` from now."""
+        self._hurry_at = min(self._hurry_at, self._clock.elapsed() + self._stop_s * _HURRY)
         self._deadline.attempt("giving up what is in progress", self._give_up_late)
 
     def _hurried(self) -> bool:
@@ -455,7 +479,7 @@ class ConsumerLoop:
         return self._clock.elapsed() >= self._hurry_at
 
     def _give_up_late(self) -> None:
-        if self._deadline.pause(STOP_S):
+        if self._deadline.pause(self._stop_s):
             self._services.give_up()
 
     def _install_signals(self) -> dict[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from statemgr.config.contradictions import POLL_INTERVAL_MS
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.ids import task_name
 from statemgr.services import Services
@@ -12,8 +13,6 @@ from statemgr.telemetry.liveness import Condition, Health
 
 #: Seconds without an answer after which the brokers count as gone.
 SILENT_S = 5.0
-#: librdkafka's default of ``max.poll.interval.ms``.
-_POLL_INTERVAL_MS = 300_000
 
 
 class LoopHealth:
@@ -21,14 +20,17 @@ class LoopHealth:
 
     The loop counts as stuck if it has not polled for longer than ``max.poll.interval.ms``: then the consumer group has
     removed this member, and has given its tasks to others.
+
+    Attributes:
+        polled_s: when the loop last polled, on the clock of durations. The loop sets it for every message.
     """
 
     def __init__(self, services: Services, tasks: Iterable[AssignedTask]) -> None:
         self._clock = services.clock
         self._tasks = tasks
         settings = services.config.kafka_client("consumer")
-        self.limit_s = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS)) / 1000
-        self._polled = self._clock.elapsed()
+        self.limit_s = int(settings.get("max.poll.interval.ms", POLL_INTERVAL_MS)) / 1000
+        self.polled_s = self._clock.elapsed()
         self._joined = self._was_joined = False
         #: For how long the brokers have not answered.
         self.silent_s: Callable[[], float] = float
@@ -37,7 +39,7 @@ class LoopHealth:
     @contextmanager
     def watched(self, health: Health) -> Iterator[None]:
         """Around the loop. After an error it stays watched: the process must be restarted if it does not end."""
-        self._polled = self._clock.elapsed()
+        self.polled_s = self._clock.elapsed()
         health.watch(self.condition)
         try:
             yield
@@ -45,10 +47,6 @@ class LoopHealth:
             self._ended = f"the consumer loop has ended with {type(error).__name__}"
             raise
         health.unwatch(self.condition)
-
-    def polls(self) -> None:
-        """The loop is about to poll."""
-        self._polled = self._clock.elapsed()
 
     def joined(self, joined: bool = True) -> None:
         """The consumer group has told this member its partitions, or has removed it."""
@@ -76,7 +74,7 @@ class LoopHealth:
     def _dead(self) -> tuple[str, ...]:
         if self._ended is not None:
             return (self._ended,)
-        silent = self._clock.elapsed() - self._polled
+        silent = self._clock.elapsed() - self.polled_s
         if silent <= self.limit_s:
             return ()
         return (

@@ -156,7 +156,7 @@ class TaskOpener:
                 self.metrics.restored(restore)
             metrics.opened()
             metrics.measure(stores)
-            metrics.fills(stores)
+            metrics.watch(stores)
             coordinator.adopt_offers()  # 7
             if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 8
                 opened.commit(opened.start_offsets)

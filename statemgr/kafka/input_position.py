@@ -83,18 +83,21 @@ class InputPosition:
             raise failure
         self._span = span
 
-    def start(self, offset: int | None, *, skip: bool = False) -> int:
+    def start(self, offset: int | None, *, skip: bool = False, at_end: bool = False) -> int:
         """Where to begin: at the checkpoint's ``offset``, or at the topic's first offset if that is None.
 
         Args:
             skip: if the checkpoint's offset is gone, begin at the topic's first one.
+            at_end: begin at the topic's end, and not at its first offset, if ``offset`` is None.
 
         Raises: MissingState when the topic does not have the offset.
         """
         assert self._span is not None
         low, high = self._span
         self.end = high
-        if offset is None or (skip and not low <= offset <= high):
+        if offset is None:
+            return high if at_end else low
+        if skip and not low <= offset <= high:
             return low
         if not low <= offset <= high:
             raise MissingState(

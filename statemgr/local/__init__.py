@@ -1,7 +1,7 @@
 """Local adapters: stores, the directories that hold them, and the clock. Only this package touches them."""
 
 from statemgr.local.durable import empty_directory, hash_file, remove
-from statemgr.local.rocksdb.options import use_memory
+from statemgr.local.rocksdb.options import memory_in_use, use_memory
 from statemgr.local.rocksdb.split import SortedTables, scan_in_batches, store_of_tables
 from statemgr.local.rocksdb.table_format import TABLE_SUFFIX, tail_offsets
 from statemgr.local.rocksdb.tables import is_readable, puts_of, write_table
@@ -18,6 +18,7 @@ __all__ = [
     "hash_file",
     "is_readable",
     "key_ranges",
+    "memory_in_use",
     "open_snapshot",
     "open_store",
     "puts_of",

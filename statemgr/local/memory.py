@@ -157,6 +157,9 @@ class MemoryStore:
                 raise
         self._flushed_at = number
 
+    def gauge(self, name: str) -> None:
+        """None: to count its bytes, another thread would read what the owner changes."""
+
     def statistics(self) -> Mapping[str, float]:
         """Keys, and bytes of keys and values. Raises: ClosedError."""
         content = self._items

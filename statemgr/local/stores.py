@@ -147,6 +147,9 @@ class ReadOnlyStore:
     def scan(self, start: bytes | None, end: bytes | None) -> Items:
         return self._store.scan(start, end)
 
+    def gauge(self, name: str) -> int | None:
+        return self._store.gauge(name)
+
     def statistics(self) -> Mapping[str, float]:
         return self._store.statistics()
 

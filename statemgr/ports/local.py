@@ -133,6 +133,10 @@ class LocalStore(ReadableStore, Protocol):
     def flush(self) -> None:
         """Write everything to files. Raises: DiskFull."""
 
+    def gauge(self, name: str) -> int | None:
+        """One of the :meth:`statistics`, for a scrape. Any thread may call this. Does not wait: None if the store does
+        not have it, is closed, or is busy with its files."""
+
     def statistics(self) -> Mapping[str, float]:
         """Numbers about the store, under names that its type chooses."""
 

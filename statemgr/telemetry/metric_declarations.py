@@ -69,6 +69,19 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "and these are the messages after the published checkpoint",
             "task", "topic", "partition", most="input partitions",
         ),
+        _counter(
+            "input_messages",
+            "Messages that a consumer loop has processed since this process got the task, also those that it processed "
+            "again",
+            "task", most=_TASK,
+        ),
+        Declared(
+            "statemgr_process_seconds",
+            "histogram",
+            "Seconds of a call of `process` or `process_batch` in a consumer loop. On Spark, see "
+            "`statemgr_commit_seconds`",
+            most="12",
+        ),
         _gauge(
             "input_held_up_seconds",
             "For how long this process has seen the same open transaction of other software hold up an input "
@@ -132,6 +145,30 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "task", most=_TASK,
         ),
         _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
+        _gauge("rocksdb_keys", "Keys of the store, as RocksDB estimates them", "task", "store", most=_STORE),
+        _gauge("rocksdb_bytes", "Bytes of the table files of the store", "task", "store", most=_STORE),
+        _gauge(
+            "rocksdb_memtable_bytes",
+            "Bytes of the changes of the store that are not in table files yet",
+            "task", "store", most=_STORE,
+        ),
+        _gauge(
+            "rocksdb_compaction_bytes",
+            "Bytes that compactions of the store have still to rewrite. Compactions do not keep up if it keeps growing",
+            "task", "store", most=_STORE,
+        ),
+        _gauge(
+            "rocksdb_writes_slowed",
+            "1 while RocksDB delays or stops the writes of the store, until compactions and flushes have caught up",
+            "task", "store", most=_STORE,
+        ),
+        _gauge(
+            "memory_bytes",
+            "Bytes of `state.memory.bytes` that the RocksDB stores of the process use for blocks, indexes, filters and "
+            "memtables. The cache fills up, so a number near the limit is normal. Above it, what is in use does not "
+            "fit",
+        ),
+        _gauge("memory_limit_bytes", "That limit: `state.memory.bytes` of the process"),
         _gauge(
             "segments",
             "Segments that a restore would apply on top of the snapshot. On Spark, as of the last commit but one",
@@ -190,7 +227,8 @@ METRICS: dict[str, tuple[Declared, ...]] = {
         _counter("standby_failures", "Turns that failed, for a task or as a whole"),
     ),
 }  # fmt: skip
-#: Buckets of the histogram, in seconds.
+#: Buckets of the histograms, in seconds.
+PROCESS_BUCKETS = (0.0001, 0.001, 0.01, 0.1, 0.5, 1, 10, 60, 300)
 PUBLISH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 

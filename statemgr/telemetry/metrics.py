@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from statemgr.blobs.counting import OPERATIONS, OUTCOMES, Counted, counts_of
 from statemgr.errors import StatemgrError
+from statemgr.local import memory_in_use
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
 from statemgr.telemetry.http import serve
 from statemgr.telemetry.liveness import Health
-from statemgr.telemetry.metric_declarations import MOST_KINDS, PUBLISH_BUCKETS, Source, named
-from statemgr.telemetry.task_metrics import TaskMetrics
+from statemgr.telemetry.metric_declarations import MOST_KINDS, PROCESS_BUCKETS, PUBLISH_BUCKETS, Series, Source, named
+from statemgr.telemetry.task_metrics import ROCKSDB, TaskMetrics
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +75,15 @@ class Metrics:
         self._asked.watch("tasks", lambda: [((), len(self._tasks))])
         for name in ("requests", "retries", "hedges", "bytes"):
             self._asked.watch(f"blob_{name}", lambda name=name: self._blobs(name))  # type: ignore[misc]
+        for name in ROCKSDB:
+            self._asked.watch(name, lambda name=name: self._rocksdb(name))  # type: ignore[misc]
+        self._asked.watch("memory_bytes", lambda: [((), memory_in_use()[0])])
+        self._asked.watch("memory_limit_bytes", lambda: [((), memory_in_use()[1])])
         publish = named("publish_seconds")
         self._publish = Histogram(
             publish.name, publish.text, ["job"], buckets=PUBLISH_BUCKETS, registry=self.registry
         ).labels(job)
+        self.process_seconds = Durations(job, "process_seconds", PROCESS_BUCKETS, self.registry)
         self._failures = self.counter("failures")
         for kind in sorted(KINDS):  # Prometheus sees an increase only if it has seen the number before
             self._failures.labels(job, kind)
@@ -210,6 +219,11 @@ class Metrics:
         found = named(name)
         return Gauge(found.name, found.text, ["job", *found.labels], registry=self.registry)
 
+    def _rocksdb(self, name: str) -> Series:
+        with self._changing:
+            tasks = list(self._tasks.values())
+        return [found for task in tasks for found in task.rocksdb(name)]
+
     def _blobs(self, name: str) -> list[tuple[tuple[str, ...], float]]:
         counted: dict[tuple[str, ...], int]
         counted = {("requests", operation, outcome): 0 for operation in OPERATIONS for outcome in ("ok", *OUTCOMES)}
@@ -223,6 +237,33 @@ class Metrics:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
             self._publish.observe(self.clock.elapsed() - self._begun.pop(subject))
+
+
+class Durations(Collector):
+    """A histogram that one thread counts in without a lock, several calls at a time."""
+
+    def __init__(self, job: str, name: str, buckets: Sequence[float], registry: CollectorRegistry) -> None:
+        self._job, self._name, self._buckets = job, name, buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def took(self, seconds: float, calls: int = 1) -> None:
+        """Count calls that took ``seconds`` together, and about the same time each."""
+        self._counts[bisect_left(self._buckets, seconds / calls)] += calls
+        self._sum += seconds
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        """Nothing: the name is known from the declarations."""
+        return []
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The buckets, each with the calls that took no longer. Any thread may call this."""
+        declared = named(self._name)
+        family = HistogramMetricFamily(declared.name, declared.text, labels=["job"])
+        ends = [*map(floatToGoString, self._buckets), "+Inf"]
+        family.add_metric([self._job], list(zip(ends, accumulate(self._counts), strict=True)), self._sum)
+        yield family
 
 
 class _Asked(Collector):

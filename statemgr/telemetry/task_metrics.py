@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 #: Names of the same number in the statistics of each kind of store.
 KEYS = ("rocksdb.estimate-num-keys", "memory.keys")
 BYTES = ("rocksdb.live-sst-files-size", "memory.bytes")
+#: Metric → the properties of RocksDB that it is the sum of, at each scrape.
+ROCKSDB = {
+    "rocksdb_keys": ("rocksdb.estimate-num-keys",),
+    "rocksdb_bytes": ("rocksdb.live-sst-files-size",),
+    "rocksdb_memtable_bytes": ("rocksdb.size-all-mem-tables",),
+    "rocksdb_compaction_bytes": ("rocksdb.estimate-pending-compaction-bytes",),
+    "rocksdb_writes_slowed": ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate"),
+}
 log = logging.getLogger("statemgr.commits")
 #: Seconds between two lines about the commits of a task.
 INTERVAL_S = 30.0
@@ -79,6 +87,7 @@ class TaskMetrics:
         self._set: set[tuple[Gauge, tuple[str, ...]]] = set()
         self._setting = threading.Lock()
         self._sources: list[Source] = []
+        self._stores: Mapping[str, OpenStore] = {}
         self._closed = False
 
     # --- restores --------------------------------------------------------------------------------------------------
@@ -91,8 +100,9 @@ class TaskMetrics:
         """The task is open from now on."""
         self._gauge(self._metrics.last_commit, self._metrics.now_s())
 
-    def fills(self, stores: Mapping[str, OpenStore]) -> None:
-        """From now on, say at each scrape what of these stores is still to come."""
+    def watch(self, stores: Mapping[str, OpenStore]) -> None:
+        """From now on, say at each scrape what RocksDB says of these stores, and what of them is still to come."""
+        self._stores = stores
         parts = [(name, store.by_need) for name, store in stores.items() if store.by_need is not None]
         values: dict[str, Callable[[PartialState], float]] = {
             "restore_bytes_to_come": lambda part: part.missing,
@@ -106,6 +116,15 @@ class TaskMetrics:
 
             self._metrics.watch(name, source)
             self._sources.append(source)
+
+    def rocksdb(self, metric: str) -> Series:
+        """The series of a metric of :data:`ROCKSDB`. Leaves out stores of another type, and those that are closed or
+        busy."""
+        for name, store in tuple(self._stores.items()):
+            found = [store.local.gauge(one) for one in ROCKSDB[metric]]
+            known = [value for value in found if value is not None]
+            if known:
+                yield (self._task, name), bool(sum(known)) if metric == "rocksdb_writes_slowed" else sum(known)
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
@@ -212,6 +231,7 @@ class TaskMetrics:
         self.log.close()
         for source in self._sources:
             self._metrics.unwatch(source)
+        self._stores = {}
         with self._setting:
             closed, self._closed = self._closed, True
             for gauge, labels in self._set:

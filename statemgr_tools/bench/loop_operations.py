@@ -39,8 +39,8 @@ def run_tasks(config: dict[str, Any], topic: str) -> dict[str, Any]:
 
     Returns: seconds until the ``first`` message and until ``all`` tasks have processed one, from the call of ``run``;
     seconds from SIGTERM until everything is closed (``stop``); tasks whose message is not committed then
-    (``given_up``), because a stop has three seconds for the last commits; ``threads``, ``descriptors`` and resident
-    ``bytes`` at the time of the signal, and ``before``, the same bytes before the loop.
+    (``given_up``), because a stop has ``task.shutdown.ms`` for the last commits; ``threads``, ``descriptors`` and
+    resident ``bytes`` at the time of the signal, and ``before``, the same bytes before the loop.
     """
     # each task has about 15 descriptors; many systems allow 1,024 unless a process asks for more
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -17,6 +17,7 @@ from statemgr import Serde, StateManager, Store, Task
 from statemgr.errors import CorruptRecord
 from statemgr.testing import JobTester
 from tests.docs.blocks import Block, blocks, claims, every_block, run
+from tests.kafka_jobs import wait_until
 
 _SETTINGS: dict[str, Any] = {
     "job.name": "orders",
@@ -128,6 +129,44 @@ def test_the_timer_of_the_page() -> None:
         for _ in range(3):
             tester.advance(seconds=60)
         assert len(calls) == 3
+
+
+def test_a_loop_reads_a_table_of_another_job() -> None:
+    """docs/consumer-loop.md: each order is multiplied by the newest rate, and a timer brings one that is committed
+    later."""
+    (program,) = blocks("docs/consumer-loop.md", "## A table of another job")
+
+    def rate(task: Task, message: Any) -> None:
+        task.store("rates").put(message.key(), message.value())
+
+    other = {
+        "job.name": "rates",
+        "task.inputs": ["rates"],
+        "blob.store.uri": "memory://rates",
+        "stores.rates.type": "memory",
+    }
+    with JobTester(other, rate) as rates:
+        manager = Manager(_SETTINGS)
+        given = SimpleNamespace(from_file={"rates.toml": rates.config}.__getitem__)
+        text = program.replace("from statemgr import FollowedStore, JobConfig", "from statemgr import FollowedStore")
+        names = run(text.removesuffix("rates.close()\n"), {"manager": manager, "consumer": None, "JobConfig": given})
+        rates.send("rates", "USD", "0.5")
+        rates.commit()
+        with manager.started[0] as tester:
+            order = '{"currency": "USD", "amount": 3}'
+            tester.send("orders", "ann", order)
+            tester.send("orders", "bob", order.replace("USD", "SEK"))
+            assert dict(tester.store("totals").range()) == {b"ann": 1.5}
+            rates.send("rates", "USD", "2")
+            rates.commit()
+
+            def sees_it() -> bool:
+                tester.advance(seconds=1)
+                tester.send("orders", "ann", order)
+                return bool(tester.store("totals").get(b"ann") == 6.0)
+
+            wait_until(sees_it)
+        names["rates"].close()
 
 
 def test_a_poison_message_is_put_aside() -> None:

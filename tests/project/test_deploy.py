@@ -56,6 +56,7 @@ def test_the_parts_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     config = JobConfig.from_mapping(tomllib.loads(found["ConfigMap"]["data"]["job.toml"]))
     assert config.kafka_client("consumer")["group.instance.id"] == "orders-0"
     pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > config.shutdown_ms / 1000 + 10
     (container,) = pod["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(config.state_dir), "/app/job.toml"} <= mounts

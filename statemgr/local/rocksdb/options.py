@@ -174,6 +174,11 @@ def use_memory(budget: int) -> None:
             _shared.memtables.set_buffer_size(budget // 2)
 
 
+def memory_in_use() -> tuple[int, int]:
+    """Bytes that the stores of the process use of the shared memory, and the budget."""
+    return (_shared.cache.get_usage() if _shared is not None else 0), _budget
+
+
 def shared_memory() -> SharedMemory:
     """The shared memory, with the default budget if nobody has set one."""
     if _shared is None:

@@ -201,6 +201,15 @@ class RocksDbStore:
         with translated("cannot read the statistics of the store", self._directory):
             return statistics_of(self._db, self._options)
 
+    def gauge(self, name: str) -> int | None:
+        """A property of RocksDB. Any thread may call this."""
+        if not self._maintenance.acquire(blocking=False):
+            return None
+        try:
+            return None if self._database is None else self._database.property_int_value(name)
+        finally:
+            self._maintenance.release()
+
     def compact_if_needed(self, limit: int) -> bool:
         """Let RocksDB's own compaction catch up if level 0 has ``limit`` files or more. Returns: whether it had.
 

@@ -171,6 +171,21 @@ def test_statistics_are_numbers(store: LocalStore) -> None:
     assert [after[name] - before[name] for name in grown] == [500]
 
 
+def test_a_gauge_is_one_of_the_statistics(kind: str, store: LocalStore) -> None:
+    """Another thread gets a statistic without waiting, and nothing of a store that is closed or busy."""
+    store.write([(b"%03d" % i, b"x" * 100) for i in range(500)])
+    store.flush()
+    names = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables", "no such property")
+    found = {name: store.gauge(name) for name in names}
+    assert found == {name: store.statistics().get(name) for name in names}
+    if kind == "rocksdb":
+        assert found["rocksdb.live-sst-files-size"]
+        with store._maintenance:  # type: ignore[attr-defined]
+            assert store.gauge(names[0]) is None
+    store.close()
+    assert {store.gauge(name) for name in names} == {None}
+
+
 def test_a_snapshot_is_only_read(kind: str, store: LocalStore, tmp_path: Path) -> None:
     """A snapshot reads like any store, rejects every write, and leaves the state in its directory unchanged."""
     content = [(b"%03d" % i, b"%d" % i) for i in range(100)]

@@ -1,4 +1,5 @@
-"""A consumer loop ends within five seconds and one message of a stop request. The processes and SIGTERM are real."""
+"""A consumer loop ends within `task.shutdown.ms`, two seconds and one message of a stop request. The processes and
+SIGTERM are real."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.jobs import contents, elsewhere, job_mapping, with_changes
 from tests.loop_members import Process, count, make_topic, member, produce
 from tests.servers import KafkaServer, S3Server
 
-#: Seconds that a stop may take, and extra seconds for a busy machine, where a process starts and ends more slowly.
+#: Seconds that a stop may take with the default of `task.shutdown.ms`, and
+#: extra seconds for a busy machine, where a process starts and ends more slowly.
 STOP_S = 5.0
 BUSY_S = 2.0
 TASK = "Partition 0"
@@ -142,6 +144,25 @@ def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, 
     state, offsets = contents(config)
     assert state == {"totals": {b"before": b"1"}}
     assert offsets == {f"{topic}-0": 0}
+
+
+def test_a_stop_waits_for_a_slow_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
+    """FAULT 56: with a longer `task.shutdown.ms`, the last commit succeeds although each upload takes longer than a
+    stop takes by default, and the process ends as soon as it has."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3))
+    commit(config, {b"before": b"1"}, {f"{topic}-0": 0})
+    produce(kafka, topic, 1, range(5))
+    with S3Proxy(s3.endpoint) as proxy:
+        proxy.faults.append(Fault("PUT", times=100, wait=4))
+        slow = with_changes(config, blob__store__s3__endpoint=proxy.endpoint, task__shutdown__ms="60 s")
+        member = start(slow, group, topic)
+        member.wait_for(lambda _: len(member.processed()) == 5)
+        seconds, error = member.terminate()
+    assert error is None
+    assert 4 < seconds < 30
+    assert contents(config)[1] == {f"{topic}-0": 5}
 
 
 def test_a_loop_does_not_start_without_its_output(kafka: KafkaServer, tmp_path: Path) -> None:

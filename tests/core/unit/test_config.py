@@ -259,6 +259,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> N
         ("blob.store.retry.policy.jitter.factor", 2),
         ("blob.store.retry.policy.jitter.factor", "nan"),
         ("task.inputs", "a,a"),
+        ("task.shutdown.ms", "1 ms"),
         ("metrics.port", 70_000),
     ],
 )
@@ -294,6 +295,8 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
         ({"stores.a.value.avro.schemas": ['"long"']}, "stores.a.value.avro.schemas"),
         ({"state.memory.bytes": 16 << 20, "stores.a.rocksdb.write.buffer.size.bytes": (8 << 20) + 1},
          "stores.a.rocksdb.write.buffer.size.bytes"),
+        ({"task.shutdown.ms": "6 min"}, "task.shutdown.ms"),
+        ({"task.shutdown.ms": 7000, "kafka.consumer.max.poll.interval.ms": "6000"}, "task.shutdown.ms"),
         ({"job": {"tasks": 2}, "job.tasks": 2}, "job.tasks"),
         ({"kafka.transactional.id": "x"}, "kafka.transactional.id"),
         ({"kafka.delivery.report.only.error": True}, "kafka.delivery.report.only.error"),
@@ -339,7 +342,7 @@ def test_every_duration_takes_the_same_forms(key: str) -> None:
         forms = [1, "1", "1 day", "1d", "24 h", "1440 min", "86400 s"]
     else:
         forms = [86_400_000, "86400000", "1 day", "1.0 days", "24h", "1440 minutes", "86400 sec"]
-    assert {load(**{key: form}).get(key) for form in forms} == {forms[0]}
+    assert {load(**{"kafka.max.poll.interval.ms": 86_400_000, key: form}).get(key) for form in forms} == {forms[0]}
     for wrong in ("1 dya", "1.5 ms", "day", "-1 s", "1 day 2 h", "", True, 1.5, "99999999999999999999 days"):
         assert "with a unit (ms, s, min, h, days) or as a number of" in refusal({key: wrong}).message
 

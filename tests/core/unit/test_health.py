@@ -211,14 +211,14 @@ def test_why_a_loop_has_no_tasks() -> None:
 def test_a_loop_that_hangs_or_has_failed_is_dead() -> None:
     """A loop that does not poll for longer than max.poll.interval.ms is dead. After an error it stays dead."""
     health, clock, _, metrics = loop_health()
-    health.polls()
+    health.polled_s = clock.elapsed()
     with ExitStack() as loop:
         loop.enter_context(health.watched(metrics.health))
         clock.sleep(60)
         assert not metrics.health.condition().dead
         clock.sleep(1)
         assert "has not polled for 61 s" in metrics.health.condition().dead[0]
-        health.polls()
+        health.polled_s = clock.elapsed()
         assert not metrics.health.condition().dead
     with suppress(ZeroDivisionError), health.watched(metrics.health):
         raise ZeroDivisionError

@@ -220,7 +220,7 @@ def test_a_new_member_has_an_empty_disk() -> None:
         opened.clear()
         tester.rebalance(members=2)
         assert tester.owner(ONE) == 1
-        assert opened[-1] == (ONE, "kafka-changelog")
+        assert dict(opened)[ONE] == "kafka-changelog"  # the members open their tasks in any order
         assert state(tester, ONE) == {b"a": b"1"}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
+from sys import getrefcount
+from types import SimpleNamespace
 
 from confluent_kafka import Message
 from prometheus_client import CollectorRegistry
@@ -162,6 +165,15 @@ def test_a_consumer_loop() -> None:
         found = values(registry)
         assert found["statemgr_input_lag/Partition 1/orders/1"] == 0
         assert found["statemgr_input_lag/Partition 0/orders/0"] == 0
+        assert found["statemgr_input_messages_total/Partition 1"] == 1
+        assert registry.get_sample_value("statemgr_process_seconds_count", {"job": "orders"}) == 1
+        assert found["statemgr_rocksdb_keys/Partition 1/totals"] == 1
+        assert found["statemgr_rocksdb_memtable_bytes/Partition 1/totals"] > 0
+        assert found["statemgr_rocksdb_writes_slowed/Partition 0/totals"] == 0
+        limit = registry.get_sample_value("statemgr_memory_limit_bytes", {"job": "orders"})
+        assert limit is not None
+        assert limit >= 128 << 20
+        assert registry.get_sample_value("statemgr_memory_bytes", {"job": "orders"})
         assert found["statemgr_checkpoint_timestamp_seconds/Partition 1"] > 0
         assert "statemgr_checkpoint_timestamp_seconds/Partition 0" not in found
         ages = {name: found[f"statemgr_last_commit_timestamp_seconds/{name}"] for name in (ZERO, ONE)}
@@ -178,6 +190,56 @@ def test_a_consumer_loop() -> None:
         kept, gone = (ZERO, ONE) if tester.owner(ZERO) == 0 else (ONE, ZERO)
         assert any(kept in name for name in found)
         assert not any(gone in name for name in found)
+
+
+def test_what_was_processed_and_for_how_long() -> None:
+    """Batches count their messages, and each call its seconds of the task's clock. A message that is processed again
+    counts again. A call that fails, and messages that are left out, do not count."""
+    config = {
+        "job.name": "orders",
+        "task.inputs": ["orders"],
+        "task.backup.factories": ["blob-store"],
+        "stores.totals.key.serde": "bytes",
+    }
+
+    def process_batch(task: Task, messages: Sequence[Message]) -> None:
+        for message in messages:
+            append(task, message)
+        tester._clock.advance(0.2 * len(messages))
+
+    with JobTester(config, process_batch=process_batch) as tester:
+        for number in range(3):
+            tester.send("orders", "a", str(number))
+        registry = tester._members[0].manager.metrics.registry
+        found = values(registry)
+        assert found["statemgr_input_messages_total/Partition 0"] == 3
+        counted = {
+            end: registry.get_sample_value("statemgr_process_seconds_bucket", {"job": "orders", "le": end})
+            for end in ("0.1", "60.0", "+Inf")
+        }
+        assert counted == {"0.1": 0, "60.0": 3, "+Inf": 3}
+        seconds = registry.get_sample_value("statemgr_process_seconds_sum", {"job": "orders"})
+        assert seconds is not None
+        assert 0.6 <= seconds < 5
+
+
+def test_gauges_of_rocksdb_end_with_the_task() -> None:
+    """A scrape during a close, or while a store is busy, leaves its series out, and keeps no store open."""
+    metrics = made()
+    task = metrics.of("Partition 0")
+    known: dict[str, int | None] = {"rocksdb.actual-delayed-write-rate": 4096, "rocksdb.is-write-stopped": 1}
+    store = SimpleNamespace(by_need=None, local=SimpleNamespace(gauge=known.get))
+    task.watch({"totals": store})  # type: ignore[dict-item]
+    assert values(metrics.registry) == {"statemgr_rocksdb_writes_slowed/Partition 0/totals": 1}
+    known.clear()
+    assert values(metrics.registry) == {}
+    known["rocksdb.estimate-num-keys"] = 5
+    assert values(metrics.registry) == {"statemgr_rocksdb_keys/Partition 0/totals": 5}
+    task.close()
+    assert values(metrics.registry) == {}
+    before = getrefcount(store)
+    assert before == 2, "nothing refers to the store any more"
+    metrics.close()
 
 
 def test_every_metric_is_declared_and_the_page_has_them() -> None:
