@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Sweep:
         self._services = services
         self._every_s = services.config.state_cleanup_delay_ms / 1000 / _LOOKS
         self._next_s = -math.inf
+        self._starting = threading.Lock()
         self.worker: Worker[None] = Worker(services, "sweep", f"job {services.config.job_name}", background=True)
 
     def start(self, tasks: Iterable[str]) -> None:
@@ -70,10 +72,9 @@ class Sweep:
         for task in tasks:
             touch(self._services, task)
         now_s = self._services.clock.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + self._every_s  # before a thread starts: another caller would look a second time
-            if not self.worker.attempt("looking for local states that nobody uses", self.look):
-                self._next_s = now_s
+        with self._starting:
+            if now_s >= self._next_s and self.worker.attempt("looking for local states that nobody uses", self.look):
+                self._next_s = now_s + self._every_s
 
     def look(self) -> None:
         """Steps 2 and 3, unless another process looks or has just done so. Raises: OSError, InvalidError."""
