@@ -247,9 +247,10 @@ class Task:
         """Tell the task the timestamp of a message, in epoch milliseconds; -1 if it has none. A consumer loop does this
         before it passes the message.
 
-        It is the timestamp of output until the next call, or the next of :meth:`run_timers`.
+        It is the timestamp of output until the next call, or the next of :meth:`run_timers`, if output can have it.
         """
-        self._input_ms = timestamp_ms if timestamp_ms > 0 else None  # librdkafka sends 0 as the time of now
+        # librdkafka sends 0 as the time of now, and foreign input may have microseconds
+        self._input_ms = timestamp_ms if 0 < timestamp_ms <= _MOST_MS else None
         if timestamp_ms >= 0:
             self._newest_input_ms = max(timestamp_ms, self._newest_input_ms or 0)
 

@@ -8,13 +8,19 @@ It depends on these facts about rocksdict:
 - Errors are plain ``Exception`` with RocksDB's status as their text (``Corruption: …``, ``IO error: …``). Those of
   rocksdict's own use of files are ``OSError`` without ``errno``, and their text ends in ``(os error 28)``.
 - rocksdict's item iterators end silently at a corrupt block, so scans use the raw iterator and ask for its status.
+- When the interpreter ends, it ends each daemon thread as soon as the thread comes back from native code. In Rust, this
+  ends the process with SIGABRT (``FATAL: exception not rethrown``) in place of its exit code. So the end of the process
+  waits for calls of daemon threads, and none begins after it.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +28,6 @@ from pathlib import Path
 from rocksdict import AccessType, DbClosedError, Options, Rdict, RdictIter, ReadOptions, WriteBatch
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, StatemgrError
-from statemgr.local.rocksdb.native import native_calls
 from statemgr.model.commit import Change
 from statemgr.os_errors import Fault, fault_in, of_fault
 
@@ -30,6 +35,10 @@ _PROBE_SIZE = 1024 * 1024
 _NOT_BYTES = "raw mode only support bytes"
 #: What RocksDB was doing, in all its errors of reads.
 _READING = re.compile(r"While [^:]*\bp?read(?!/)")
+#: Most seconds that the end of the process waits for calls of other threads.
+_MOST_S = 10.0
+#: Seconds that a call waits after the end has begun: long enough for the process to be gone.
+_LATE_S = 5.0
 _DAMAGED = "remove the directory: the store is then restored"
 
 
@@ -61,6 +70,42 @@ def is_vendors(error: Exception) -> bool:
     return type(error) is Exception or isinstance(error, DbClosedError) or _NOT_BYTES in str(error)
 
 
+_calls_changed = threading.Condition()
+_inside: set[int] = set()
+_ended = False
+
+
+@contextmanager
+def _native_calls() -> Iterator[None]:
+    """A block that calls RocksDB. Raises: ClosedError in a daemon thread of a process that ends."""
+    thread = threading.current_thread()
+    if not thread.daemon or thread.ident in _inside:
+        yield
+        return
+    assert thread.ident is not None
+    with _calls_changed:
+        late = _ended
+        if not late:
+            _inside.add(thread.ident)
+    if late:
+        time.sleep(_LATE_S)
+        raise ClosedError("the process ends")
+    try:
+        yield
+    finally:
+        with _calls_changed:
+            _inside.discard(thread.ident)
+            _calls_changed.notify_all()
+
+
+@atexit.register
+def _wait_for_calls() -> None:
+    global _ended
+    with _calls_changed:
+        _ended = True
+        _calls_changed.wait_for(lambda: not _inside, _MOST_S)
+
+
 @contextmanager
 def translated(what: str, path: Path) -> Iterator[None]:
     """A context manager for calls of rocksdict that raises its errors as typed ones.
@@ -68,7 +113,7 @@ def translated(what: str, path: Path) -> Iterator[None]:
     Raises: DiskFull, CorruptError, InvalidError (locked, or not bytes), ClosedError, AccessDenied, RetryableError.
     """
     try:
-        with native_calls():
+        with _native_calls():
             yield
     except Exception as error:
         if not is_vendors(error):
@@ -89,7 +134,7 @@ def open_database(directory: Path, options: Options, *, read_only: bool = False)
 def close_database(database: Rdict, directory: Path) -> None:
     """Close without flushing. The lock is released with the last reference to ``database``."""
     try:
-        with native_calls():
+        with _native_calls():
             database.cancel_all_background(True)
             database.close()
     except Exception as error:
