@@ -13,8 +13,7 @@ import click
 
 from statemgr import errors
 from statemgr.cli.main import _built_in, cli
-from statemgr.local.machine import SystemClock
-from statemgr.telemetry.metrics import Metrics
+from statemgr.telemetry.metric_declarations import declared
 
 ROOT = Path(__file__).parents[2]
 #: Modules whose ``__all__`` is public → what they are for.
@@ -107,17 +106,10 @@ def _cell(text: str) -> str:
 
 def metrics_page() -> str:
     """Every metric with its kind and its labels."""
-    metrics = Metrics("job", "job/1", None, SystemClock())
-    try:
-        collectors = {id(c): c for c in metrics.registry._collector_to_names}.values()
-        rows = sorted(
-            (name, c._type, c._documentation, c._labelnames)  # type: ignore[attr-defined]
-            for c in collectors
-            if (name := _metric_name(c))
-        )
-    finally:
-        metrics.close()
-    lines = [f"| `{name}` | {kind} | {', '.join(labels)} | {_cell(text)} |" for name, kind, text, labels in rows]
+    lines = [
+        f"| `{one.shown}` | {one.kind} | {', '.join(['job', *one.labels])} | {_cell(one.text)} |"
+        for one in sorted(declared(), key=lambda one: one.shown)
+    ]
     return "\n".join(
         [
             "# Metrics",
@@ -131,11 +123,6 @@ def metrics_page() -> str:
             "",
         ]
     )
-
-
-def _metric_name(collector: object) -> str:
-    name: str = getattr(collector, "_name", "")
-    return f"{name}_total" if name and getattr(collector, "_type", "") == "counter" else name
 
 
 def messages_page(repository: str, packages: Sequence[str] = _SOURCES) -> str:

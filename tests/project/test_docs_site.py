@@ -58,6 +58,7 @@ def test_the_reference_has_every_command_and_every_kind_of_error(reference: Modu
     """The generated pages have every command, the public names, the metrics and the messages."""
     assert re.findall(r"^## statemgr (\S+)$", reference.cli_page(), re.MULTILINE) == sorted(_built_in())
     assert "`statemgr_commits_total` | counter | job, outcome |" in reference.metrics_page()
+    assert "`statemgr_input_lag` | gauge | job, task, topic, partition |" in reference.metrics_page()
     assert "::: statemgr.JobConfig\n" in reference.api_page("statemgr")
     messages = reference.messages_page("https://example.org", ["spark_integration"])
     assert {"BatchMismatch", "ConfigError"} <= set(re.findall(r"^## (\w+)$", messages, re.MULTILINE))
