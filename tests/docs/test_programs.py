@@ -53,6 +53,21 @@ def test_a_program_that_no_other_test_asks_for_runs(
     run(block.text, {"__name__": "__main__"})
 
 
+def test_a_record_that_is_refused_goes_elsewhere() -> None:
+    """docs/consumer-loop.md: the function catches the refusal, and says why in a record of another topic."""
+    (program,) = blocks("docs/consumer-loop.md", "### Records that a topic refuses", "python")
+    names = run(program, {})
+    settings = {**_SETTINGS, "task.outputs": ["totals-out", "totals-rejected"]}
+    with JobTester(settings, names["process"]) as tester:
+        tester.send("orders", b"a", b"1")
+        tester.send("orders", b"b", b"x" * 1_500_000)
+        tester.commit()
+        assert [record.value for record in tester.output("totals-out")] == [b"1"]
+        (rejected,) = tester.output("totals-rejected")
+    assert rejected.key == b"b"
+    assert b"kafka.producer.message.max.bytes" in dict(rejected.headers)["error"]
+
+
 class Manager:
     """Stands in for a manager: its ``run`` starts the application in memory."""
 
