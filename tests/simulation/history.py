@@ -60,7 +60,7 @@ from statemgr.transfer import downloads
 from statemgr.wiring import open_services
 from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
-from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, TaskOwner, live
+from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, OwnerOfAll, TaskOwner, live
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 from tests.simulation.threads import Executors, Thread
@@ -239,6 +239,7 @@ class History:
             self.bucket: SimulatedBlobStore = SimulatedBlobStore(SystemClock(), self._name)
             self.bucket.network = network
             broker.create(TOPIC, self.tasks)
+            self.model.is_there = partial(broker.has_record, self._topic)
             add_observer(self._observe)
             try:
                 self._trouble()
@@ -269,6 +270,8 @@ class History:
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
             if self.tasks == 1 and scheduler.chance(f"loop at {number}", 0.3):
                 kind = LoopMember
+            if kind is TaskOwner and self._has_owners_of_all:
+                kind = OwnerOfAll
             if self.operators.parts:  # the input has one partition, and a driver works on all tasks
                 kind = TaskOwner
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
@@ -349,13 +352,17 @@ class History:
             self.network.happened("deleted changelog", f"somebody deletes {topic}")
 
     def _delete_made_topics(self) -> None:
-        """Somebody deletes changelogs that the broker has made for a record of an owner that lived on without one."""
+        """Somebody deletes changelogs that the broker has made for a record of an owner that lived on without one, and
+        empty ones of a rescale that another one has overtaken."""
+        config = self.config("", 0)
         for store in STORES:
-            topic = self.config("", 0).stores[store].changelog_topic
-            found = self.broker.topics.get(topic)
-            if found is not None and found.settings["cleanup.policy"] != "compact":
+            topic = config.stores[store].changelog_topic
+            if (found := self.broker.topics.get(topic)) is None:
+                continue
+            is_left = len(found.logs) != config.tasks and not any(log.entries for log in found.logs)
+            if is_left or found.settings["cleanup.policy"] != "compact":
                 self.broker.delete(topic)
-                self.network.happened("deleted changelog", f"somebody deletes {topic}, which the broker has made")
+                self.network.happened("deleted changelog", f"somebody deletes {topic}, which no owner has made")
 
     def _lose_tail(self, topic: str, moment: str) -> None:
         """A changelog loses its newest transactions, and perhaps aborted records take their offsets at once.
@@ -419,10 +426,25 @@ class History:
         return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
+    def _has_owners_of_all(self) -> bool:
+        """Whether an owner of a task works on all of them, which share blobs."""
+        return self.tasks > 1 and self.scheduler.decide("owner of all", 3) == 0
+
+    @property
+    def keeps_managers(self) -> bool:
+        """Whether a process that opens a task again does so with the same manager."""
+        return self.loses_checkpoints and self.scheduler.decide("keeps managers", 2) == 0
+
+    @property
     def _jumps(self) -> bool:
         """Whether an owner may have another backend than the one before it, and none of it."""
         stays = self.stages or self._loses or self.loses_checkpoints
         return not stays and self.scheduler.decide("jumps", 3) == 0
+
+    def jumps_to_blobs(self, number: int) -> bool:
+        """Whether the owner of this number has changelogs alone, and the next one blobs alone."""
+        stores = (self.config("", of).stores[STORES[0]] for of in (number, number + 1)) if self._jumps else ()
+        return [store.backup_factories for store in stores] == [BACKENDS[1:], BACKENDS[:1]]
 
     @property
     def _lost_blobs(self) -> bool:
@@ -591,7 +613,8 @@ class History:
             with StateManager(config, services=self.services) as manager:
                 LastOwner(self, manager, "last owner", [part]).run()
         if not self.operators.parts:
-            self.operators.compare_others(config)
+            commit_at = self.model.acked if self._has_owners_of_all else None
+            self.operators.compare_others(config, commit_at=commit_at)
 
     def _reopen(self, config: JobConfig) -> None:
         for name, model in self.parts:
@@ -599,6 +622,8 @@ class History:
             with StateManager(config, services=self.services) as manager, manager.open_task(name) as task:
                 if model.compare(task.last_checkpoint, task, acked) != acked:
                     raise Wrong("the last commit is not the current one")
+        if self._has_owners_of_all:
+            self.operators.compare_others(config)
 
     def _restore_retained(self, config: JobConfig) -> None:
         """Restore every retained checkpoint."""

@@ -7,7 +7,7 @@ leaves behind, whoever opens the job next finds out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
@@ -160,6 +160,8 @@ class Operators:
             self._give(f"migrate-{number}", "operator", number, self._migrate)
         if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
             self._give(f"adopt again-{number}", "operator", number, self._adopt)
+        if history.jumps_to_blobs(number) and scheduler.chance(f"materialize before {number + 1}", 0.8):
+            self._give(f"materialize ahead-{number}", "operator", number + 1, self._materialize_ahead)
         commands: dict[str, Command] = {
             "materialize": self._materialize, "read": self._read, "standby": self._follow, "verify": self._verify,
         }  # fmt: skip
@@ -271,14 +273,19 @@ class Operators:
 
     # --- commands that fence nobody ------------------------------------------------------------------------------
 
-    def _materialize(self, moment: str, config: JobConfig) -> None:
+    def _materialize_ahead(self, moment: str, config: JobConfig) -> None:
+        """Offer snapshots of all stores or of one to the next owner."""
+        wanted = (STORES, STORES[:1], STORES[1:])[self._scheduler.decide(f"stores of {moment}", 3)]
+        self._materialize(moment, config, wanted)
+
+    def _materialize(self, moment: str, config: JobConfig, wanted: Sequence[str] = STORES) -> None:
         """Build first snapshots from changelogs, and offer them."""
         if config.snapshot_interval.is_every_commit:
             return
         with self._opened(config) as (services, log):
             records = log.read()
             for task, store in stores_of(services, records):
-                if records[task].current.marker("kafka-changelog", store):
+                if store in wanted and records[task].current.marker("kafka-changelog", store):
                     try:
                         made = materialize_store(services, log, task, store, no_progress)
                     except MissingState:
@@ -396,14 +403,17 @@ class Operators:
             self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
         self.compare_others(config)
 
-    def compare_others(self, config: JobConfig) -> None:
-        """The tasks after the first one have what they had."""
+    def compare_others(self, config: JobConfig, *, commit_at: int | None = None) -> None:
+        """The tasks after the first one have what they had. ``commit_at``: a position at which they commit then."""
         for number in range(1, config.tasks):
             with (
                 StateManager(config, services=self._history.services) as manager,
                 manager.open_task(task_name(number)) as task,
             ):
                 self._model.compare_other(task.last_checkpoint, task)
+                if commit_at is not None:
+                    task.store(STORES[0]).put(b"at", self._model.padded(commit_at))
+                    task.commit({SOURCE: commit_at})
 
     # --- commands that fence -------------------------------------------------------------------------------------
 

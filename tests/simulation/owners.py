@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from statemgr.errors import (
     RetryableError,
     StatemgrError,
 )
+from statemgr.ids import task_name
+from statemgr.model.checkpoint import Checkpoint
 from tests.simulation.model import SOURCE, STORES, TASK, TIMER, Model, Wrong
 from tests.simulation.turns import Process
 
@@ -84,12 +87,15 @@ class Owner:
 class TaskOwner(Owner):
     """Opens a task, and commits what it has processed. After a failed commit it may go on."""
 
+    #: turns of a life, beyond two
+    _most_turns = 8
+
     def run(self) -> None:
-        decide, acked = self._scheduler.decide, self._model.acked
+        decide, acked, losses = self._scheduler.decide, self._model.acked, self._model.losses
         with self._manager.open_task(self._task) as task:
-            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            at = Reached(self._model.compare(task.last_checkpoint, task, acked, losses))
             self._scheduler.note(f"opened at {at.position}")
-            for turn in range(2 + decide(f"turns of {self._moment}", 8)):
+            for turn in range(2 + decide(f"turns of {self._moment}", self._most_turns)):
                 if self._history.over:
                     break
                 moment = f"{self._moment} {turn}"
@@ -127,6 +133,44 @@ class TaskOwner(Owner):
         if checkpoint.input_offsets != {SOURCE: position}:
             raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
         self._model.check_state_ids(before, checkpoint, done)
+
+
+class OwnerOfAll(TaskOwner):
+    """Opens all tasks of the job. They commit at the same time, so that they share blobs, until all but the first one
+    have no more input."""
+
+    _most_turns = 20
+
+    def run(self) -> None:
+        with ExitStack() as ends:
+            names = [task_name(number) for number in range(1, self._manager.config.tasks)]
+            self._others = [ends.enter_context(self._manager.open_task(name)) for name in names]
+            for other in self._others:
+                self._model.compare_other(other.last_checkpoint, other)
+            self._together = self._scheduler.decide(f"together {self._moment}", 6)
+            self._threads = ends.enter_context(self._history.executors().pool("others", len(names)))
+            super().run()
+
+    def _commit(self, task: Task, at: Reached, moment: str) -> None:
+        if self._scheduler.decide(f"no input {moment}", 4) == 0:
+            self._scheduler.sleep(70.0)  # blobs that no task needs any more are deleted after a minute
+        started: list[tuple[Task, Future[Checkpoint]]] = []
+        self._together -= 1
+        with self._manager._inputs.shared():  # as in the consumer loop
+            for other in self._others if self._together >= 0 else ():
+                other.store(STORES[0]).put(b"at", self._model.padded(at.position))
+                started.append((other, self._threads.submit(other.commit, {SOURCE: at.position})))
+            try:
+                super()._commit(task, at, moment)
+            finally:
+                self._wait_for(started)
+
+    def _wait_for(self, started: Sequence[tuple[Task, Future[Checkpoint]]]) -> None:
+        for other, commit in started:
+            try:
+                commit.result()
+            except (RetryableError, OutcomeUnknownError) as error:
+                self._scheduler.note(f"{other.name} goes on after {type(error).__name__}: {error.message}")
 
 
 class LastOwner(TaskOwner):
@@ -259,15 +303,28 @@ class Driver(Owner):
 def live(
     history: History, config: JobConfig, process: Process, kind: type[Owner], parts: Sequence[tuple[str, Model]]
 ) -> None:
-    """The lives of an owner: after an error it begins again."""
-    for life in range(4):
-        if history.over:
-            return
-        try:
-            with StateManager(config, services=history.services) as manager:
-                kind(history, manager, f"{process.name} {life}", parts).run()
-            return
-        except StatemgrError as error:
-            history.scheduler.note(f"{type(error).__name__}: {error.message}")
-            history.expect(error, config)
-        history.scheduler.sleep(1.0)
+    """The lives of an owner: after an error it begins again, in some histories with the manager that it has."""
+    manager: StateManager | None = None
+    try:
+        with ExitStack() as process_end:
+            for life in range(4):
+                if history.over:
+                    return
+                try:
+                    with ExitStack() as life_end:
+                        if manager is None or not history.keeps_managers:
+                            end = process_end if history.keeps_managers else life_end
+                            manager = end.enter_context(StateManager(config, services=history.services))
+                        kind(history, manager, f"{process.name} {life}", parts).run()
+                    return
+                except StatemgrError as error:
+                    _explain(history, config, error)
+                history.scheduler.sleep(1.0)
+    except StatemgrError as error:
+        _explain(history, config, error)
+
+
+def _explain(history: History, config: JobConfig, error: StatemgrError) -> None:
+    """Raises: Wrong for an error that no situation explains."""
+    history.scheduler.note(f"{type(error).__name__}: {error.message}")
+    history.expect(error, config)

@@ -86,7 +86,8 @@ class Network:
         if scheduler.chance(f"kill {moment}", process.danger * (self.faults.kill if kill is None else kill)):
             self.happened("kill", f"dies at {what}")
             scheduler.kill(process)
-        if scheduler.chance(f"pause {moment}", self.faults.pause):
+        is_fence = what == "init-transactions" and process.name.startswith("keep-")
+        if scheduler.chance(f"pause {moment}", self.faults.pause * (_BEFORE_A_FENCE if is_fence else 1)):
             seconds = (3, 20, 90, 700)[scheduler.decide(f"pause for {moment}", 4)]
             self.happened("pause", f"is suspended at {what} for {seconds} s")
             scheduler.pause(process, seconds)
@@ -174,6 +175,8 @@ def _no_answer(what: str) -> KafkaException:
 #: Requests whose outcome matters most → how much more often an outage begins after one. Who does not know the outcome
 #: dies more often, too.
 _MATTERS = {"commit-transaction": 20, "blob-remove-ttl": 10}
+#: How much more often `checkpoints tag` is suspended between its look at the topic and its fence: owners commit then.
+_BEFORE_A_FENCE = 40
 #: How much more often a process dies than others. Without those that live, a third of all histories has no commit.
 _DANGERS = (0.0, 0.2, 1.0, 1.0)
 #: How much older than now a list may be.
@@ -255,6 +258,11 @@ class Broker(MemoryBroker):
             self.network.happened("lost tail", f"{topic} loses its records from {cut} on")
             self.changed.notify_all()
             return True
+
+    def has_record(self, topic: str, text: str) -> bool:
+        """Whether a record with this text is there."""
+        log = self.log(topic, 0)
+        return any(text.encode() in (entry.value or b"") for _, entry in log.records(len(log.entries)))
 
     def lose_hidden_tail(self, topic: str, transactions: int, *, longer: bool) -> bool:
         """Lose the newest records of a topic. An aborted transaction takes their offsets, so that it ends as before,
