@@ -383,7 +383,10 @@ class Operators:
             JobReader(config, services=self._history.services) as reader,
         ):
             try:
-                tasks = look(source, target, reader.records(), log, ())
+                records = reader.records()
+                tasks = look(source, target, records, log, ())
+                if TASK not in records:
+                    return  # only another task has committed so far
                 position = next(one.checkpoint.input_offsets[SOURCE] for one in tasks if one.record.task == TASK)
                 copied = copy(source, target, log, tasks, no_progress)
             except (MissingError, CorruptError) as error:
