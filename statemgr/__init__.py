@@ -6,6 +6,8 @@ Names are loaded when first used, so that importing one part does not import eve
 
 from __future__ import annotations
 
+import atexit
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,3 +66,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+@atexit.register
+def _end() -> None:
+    """Runs after what a program registers once it has imported this package: that may still close managers."""
+    handle = sys.modules.get("statemgr.local.rocksdb.handle")
+    if handle is not None:
+        handle.wait_for_calls()

@@ -20,7 +20,7 @@ from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot, snapshot_batches
 from statemgr.local.directories import StoreDirectories
-from statemgr.local.shared_directories import Scratch, temporary_directory
+from statemgr.local.temporary import temporary_directory
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobRef, Checkpoint, CheckpointRecord, Marker
 from statemgr.model.jobs.layouts import RetiredLayout
@@ -164,23 +164,17 @@ class JobReader:
         record = self.records().get(task)
         checkpoint = self._find(record, task, checkpoint_id)
         assert record is not None
-        scratch = Scratch(into / ".restoring", self._services.clock, self._services.ids)
-        try:
-            return self._restore(record, checkpoint, into, scratch, stores, factories, progress)
-        finally:
-            scratch.remove()
+        return self._restore(record, checkpoint, into, stores, factories, progress)
 
     def _restore(
         self,
         record: CheckpointRecord,
         checkpoint: Checkpoint,
         into: Path,
-        scratch: Callable[[], Path],
         stores: Sequence[str] | None,
         factories: Sequence[str] | None,
         progress: Progress,
     ) -> list[StoreRestore]:
-        """``scratch``: a place on the same disk for what is not whole yet, which the caller removes."""
         config = self.config.stores
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
         for store in chosen:
@@ -193,8 +187,8 @@ class JobReader:
         plans = plan_retained(record, checkpoint, factories_of, job=self.config.job_name)
         with disk_errors(into):
             into.mkdir(parents=True, exist_ok=True)
-        work = scratch()
-        return [self._restore_one(record.task, plan, work, into, progress) for plan in plans]
+        with temporary_directory(".restoring-", into) as work:
+            return [self._restore_one(record.task, plan, work, into, progress) for plan in plans]
 
     def _restore_one(self, task: str, plan: StorePlan, work: Path, into: Path, progress: Progress) -> StoreRestore:
         directories = StoreDirectories(work / plan.store, self._services.clock, self._services.ids)
@@ -225,14 +219,14 @@ class JobReader:
 
         Raises: ConfigError for an unknown name; as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
-        with temporary_directory("reads") as into:
+        with temporary_directory() as into:
             record = self.records().get(task)
             checkpoint = self._find(record, task, checkpoint_id)
             assert record is not None
             config = self.config.store(store)
-            opened = None if whole else self._open_by_need(record, checkpoint, store, into / "parts", progress)
+            opened = None if whole else self._open_by_need(record, checkpoint, store, into / ".parts", progress)
             if opened is None:
-                self._restore(record, checkpoint, into, lambda: into / "work", [store], None, progress)
+                self._restore(record, checkpoint, into, [store], None, progress)
                 opened = open_snapshot(config.type, into / store, config.rocksdb)
             try:
                 yield as_published(opened, checkpoint, self._services.identity(task, store))
@@ -280,8 +274,8 @@ class JobReader:
         config = self.config.store(store)
         if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
             return
-        with temporary_directory("reads") as into:
-            self._restore(record, checkpoint, into, lambda: into / "work", [store], None, no_progress)
+        with temporary_directory() as into:
+            self._restore(record, checkpoint, into, [store], None, no_progress)
             for batch in snapshot_batches(config.type, into / store, config.rocksdb, start, end, size):
                 yield live_items(batch, checkpoint, self._services.identity(record.task, store))
 

@@ -47,17 +47,22 @@ def _temporary_topic(config: JobConfig, clock: Clock, ids: IdSource) -> Iterator
             raise
         try:
             yield topics, topic
-        finally:
-            try:
+        except BaseException:
+            with suppress(StatemgrError):
                 topics.delete(topic)
-            except AccessDenied:
-                left.append(topic)
-            if left:
-                raise AccessDenied(
-                    f"without Delete on topic {_PREFIX}*, temporary topics stay: {', '.join(left)}",
-                    hint="grant this user the right. Then the next run deletes them when they are an hour old",
-                    missing_right=f"Delete on topic {_PREFIX}*",
-                )
+            raise
+        try:
+            topics.delete(topic)
+        except UnavailableError as error:
+            log.info("the temporary topic %s stays until the next run: %s", topic, error)
+        except AccessDenied:
+            left.append(topic)
+        if left:
+            raise AccessDenied(
+                f"without Delete on topic {_PREFIX}*, temporary topics stay: {', '.join(left)}",
+                hint="grant this user the right. Then the next run deletes them when they are an hour old",
+                missing_right=f"Delete on topic {_PREFIX}*",
+            )
 
 
 def _delete_left(topics: TopicAdmin, clock: Clock) -> list[str]:

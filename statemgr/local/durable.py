@@ -262,7 +262,7 @@ def _is_private(path: str) -> bool:
     if status.st_uid not in (user, 0) and user != 0:
         raise InvalidError(
             f"a local directory belongs to another user (ID {status.st_uid})",
-            hint="choose a directory of this user, with state.dir or TMPDIR, or remove the other one",
+            hint="set state.dir to a directory of this user, or remove the other one",
             path=path,
         )
     return True

@@ -10,7 +10,7 @@ Both are advisory file locks. The kernel releases them when a process dies in an
 for a living owner. But a process that is suspended, or whose disk hangs, keeps its locks. These directories hold a
 cache, so other processes then go on in ``aside``, without it. The signs of one process are links to one file, so it
 needs one descriptor for any number of roots. :class:`Scratch` is the simplest such directory: temporary files of each
-process. The directories of readers, commands and tools for what nobody needs after them are such ones, too.
+process.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from statemgr.errors import InvalidError, UnavailableError
+from statemgr.errors import UnavailableError
 from statemgr.ids import IdSource
 from statemgr.local import durable
-from statemgr.local.machine import SystemClock, system_ids
 from statemgr.os_errors import disk_errors
 from statemgr.ports import Clock
 
@@ -228,11 +226,9 @@ class SharedRoot:
                 except UnavailableError as error:
                     self._leave(root, error)
                     continue
-                except FileNotFoundError:  # another process has removed this root meanwhile
-                    continue
                 if is_in_place:
                     break
-                held.close()  # so it has here
+                held.close()  # another process has removed this root meanwhile
             yield
 
     def _leave(self, root: Path, why: UnavailableError) -> None:
@@ -244,16 +240,12 @@ class SharedRoot:
 
     def _remove_aside(self) -> None:
         """Remove the root aside when nobody uses it any more. The caller holds the lock."""
-        if durable.check_private(self._root, _ASIDE, "owners").is_dir():
-            self._remove_unused(self._root / _ASIDE)
-
-    def _remove_unused(self, root: Path) -> None:
-        """Remove a root, unless somebody uses it. Raises: OSError."""
-        with exclusive_if_free(root / "lock") as is_free:
-            if is_free and not any(is_alive(root / "owners", token) for token in os.listdir(root / "owners")):
-                gone = root.with_name(f"{root.name}-{self._ids.token()[:16]}")
-                os.rename(root, gone)  # at once: a process that comes now makes a new one
-                durable.remove(gone)
+        aside = self._root / _ASIDE
+        if not durable.check_private(self._root, _ASIDE, "owners").is_dir():
+            return
+        with exclusive_if_free(aside / "lock") as is_free:
+            if is_free and not any(is_alive(aside / "owners", token) for token in os.listdir(aside / "owners")):
+                durable.remove(aside)
 
     def _own(self) -> Owner:
         """This owner, with its sign of life in place. The caller holds the lock."""
@@ -320,13 +312,6 @@ class Scratch(SharedRoot):
                 shutil.rmtree(self._root / self._owner.token, ignore_errors=True)
             super().close()
 
-    def remove(self) -> None:
-        """Close it, and remove its root unless another process uses that. Errors leave the root where it is."""
-        self.close()
-        with suppress(OSError, InvalidError):
-            if self._exists():
-                self._remove_unused(self._root)
-
     def _remove_dead(self) -> None:
         alive = self._alive()
         for entry in self._root.iterdir():
@@ -334,26 +319,3 @@ class Scratch(SharedRoot):
                 with suppress(OSError):
                     durable.remove(entry)
         self._remove_aside()
-
-
-@contextmanager
-def scratch_directory(root: Path, base: Path | None = None) -> Iterator[Path]:
-    """A directory of this process below ``root``, which is removed after the block, with the root if nobody else uses
-    it. What dead processes have left there is removed before.
-
-    Args:
-        base: as of :class:`SharedRoot`.
-
-    Raises: DiskFull, AccessDenied, InvalidError (something else, or another user's, is in the path).
-    """
-    scratch = Scratch(root, SystemClock(), system_ids(), base)  # other processes use it too, so it is real time
-    try:
-        yield scratch()
-    finally:
-        scratch.remove()
-
-
-def temporary_directory(kind: str) -> AbstractContextManager[Path]:
-    """A :func:`scratch_directory` in ``statemgr-<user ID>/<kind>`` in the system's place for temporary files."""
-    base = Path(tempfile.gettempdir())
-    return scratch_directory(base / f"statemgr-{os.getuid()}" / kind, base)

@@ -14,7 +14,7 @@ from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError
 from statemgr.ids import IdSource
-from statemgr.local.shared_directories import temporary_directory
+from statemgr.local.temporary import temporary_directory
 from statemgr.manager import StateManager
 from statemgr.services import Services
 from statemgr.testing.clock import ControlledClock
@@ -50,7 +50,7 @@ class MemoryServers:
     def open(self) -> None:
         """Start the servers."""
         self._closing.enter_context(served(self.broker, f"memory:{self._id}"))
-        self._directory = self._closing.enter_context(temporary_directory("tests"))
+        self._directory = self._closing.enter_context(temporary_directory("statemgr-test-"))
         self._closing.callback(forget, self._id)
 
     def close(self) -> None:

@@ -192,8 +192,12 @@ class _SharedState:
             check_use()
             self._fetch(opened, check_use)
         except _Unused:
+            with self._lock:
+                if self._is_used():
+                    raise RetryableError("its task has come back") from None
+                self._over = self._over or self._opened is opened
+                self._close_over()
             log.info("%s: what was fetched is removed, because no process of this machine uses it", self._identity)
-            self._end(opened)
 
     def _is_used(self) -> bool:
         """Whether an attempt works on the state, or somebody on this machine has had the task not long ago."""

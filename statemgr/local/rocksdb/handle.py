@@ -15,7 +15,6 @@ It depends on these facts about rocksdict:
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import re
@@ -71,8 +70,18 @@ def is_vendors(error: Exception) -> bool:
 
 
 _calls_changed = threading.Condition()
+#: Threads that are inside of RocksDB.
 _inside: set[int] = set()
 _ended = False
+
+
+def _forget_calls() -> None:
+    global _calls_changed, _ended
+    _calls_changed, _ended = threading.Condition(), False
+    _inside.clear()
+
+
+os.register_at_fork(after_in_child=_forget_calls)  # the threads of the parent are not in the child
 
 
 @contextmanager
@@ -98,8 +107,8 @@ def _native_calls() -> Iterator[None]:
             _calls_changed.notify_all()
 
 
-@atexit.register
-def _wait_for_calls() -> None:
+def wait_for_calls() -> None:
+    """Wait until no daemon thread is inside of RocksDB; none comes in any more. For the end of the process."""
     global _ended
     with _calls_changed:
         _ended = True
@@ -133,14 +142,14 @@ def open_database(directory: Path, options: Options, *, read_only: bool = False)
 
 def close_database(database: Rdict, directory: Path) -> None:
     """Close without flushing. The lock is released with the last reference to ``database``."""
-    try:
-        with _native_calls():
+    with _native_calls():
+        try:
             database.cancel_all_background(True)
             database.close()
-    except Exception as error:
-        # close tries a flush, which was just cancelled; the database is closed nevertheless
-        if "Shutdown in progress" not in str(error) and not _is_stuck(error):
-            raise translate(error, "cannot close the store", directory) from error
+        except Exception as error:
+            # close tries a flush, which was just cancelled; the database is closed nevertheless
+            if "Shutdown in progress" not in str(error) and not _is_stuck(error):
+                raise translate(error, "cannot close the store", directory) from error
 
 
 def _is_stuck(error: Exception) -> bool:

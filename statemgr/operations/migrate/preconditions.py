@@ -15,7 +15,7 @@ from statemgr.health.checks import Report, Status, check_blobs, check_brokers
 from statemgr.health.stages import StoreStatus, positions, survey
 from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import task_index
-from statemgr.local.shared_directories import temporary_directory
+from statemgr.local.temporary import temporary_directory
 from statemgr.logs import counted
 from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
 from statemgr.model.jobs.stages import Stage, Step, StorePosition
@@ -208,7 +208,7 @@ def _trials(
         sizes[task] = sizes.get(task, 0) + one.size
         stores.setdefault(task, []).append(one.position.store)
     for task in sorted(sizes, key=lambda name: -sizes[name])[:trials]:
-        with temporary_directory("reads") as directory:
+        with temporary_directory() as directory:
             name, into = f"restore of {task} from {factory}", directory / "restored"
             try:
                 restored = reader.restore(task, into, None, stores[task], [factory], progress)

@@ -9,16 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from statemgr.errors import InvalidError
-from statemgr.local import durable
 from statemgr.local.machine import SystemClock, system_ids
-from statemgr.local.shared_directories import Scratch, scratch_directory
+from statemgr.local.shared_directories import Scratch
 
 #: A process that creates its scratch directory, prints the path and waits.
 _OTHER = """
@@ -165,35 +162,3 @@ def test_a_root_that_vanishes_while_its_lock_is_waited_for(path: Path) -> None:
     own = Scratch(path, Removing(), system_ids())()
     assert own.is_dir()
     assert path.joinpath("lock").exists()
-
-
-def test_the_last_one_removes_the_root(path: Path) -> None:
-    """A root is removed when its last user ends. Users that come meanwhile make a new one, and lose nothing."""
-
-    def use(number: int) -> None:
-        for _ in range(40):
-            with scratch_directory(path) as own:
-                (own / "rows").write_text(str(number))
-                assert os.listdir(own) == ["rows"]
-                assert (own / "rows").read_text() == str(number)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(use, range(6)))
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_root_that_vanishes_before_it_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last user ends just when another one comes, who makes it again."""
-    make_private, removed = durable.make_private, list[Path]()
-
-    def vanishes(*arguments: Any, **more: Any) -> Path:
-        made = make_private(*arguments, **more)
-        if not removed:
-            removed.append(made)
-            shutil.rmtree(made)
-        return made
-
-    monkeypatch.setattr(durable, "make_private", vanishes)
-    with scratch_directory(path) as own:
-        assert own.is_dir()
-    assert removed
