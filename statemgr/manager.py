@@ -148,10 +148,9 @@ class StateManager:
         It logs what happens; if the application has not configured logging, ``log.format`` and ``log.level`` apply
         (:func:`statemgr.configure_logging`).
 
-        A partition that is in no checkpoint is read from where ``task.input.start`` says: its beginning, unless that is
-        ``latest``. Take the consumer from
-        :meth:`statemgr.JobConfig.consumer`. With any consumer, skipped input (truncated, expired, or a topic that was
-        deleted and created again) ends the loop before a commit.
+        A partition that is in no checkpoint is read from its beginning; by a task without a checkpoint, from where
+        ``task.input.start`` says. Take the consumer from :meth:`statemgr.JobConfig.consumer`. With any consumer,
+        skipped input (truncated, expired, or a topic that was deleted and created again) ends the loop before a commit.
 
         After SIGTERM or SIGINT this returns, or raises the error of a last commit, within ``task.shutdown.ms``, two
         seconds and the time of one message or batch. If work had to be given up for that, the manager can only be

@@ -87,8 +87,8 @@ KEYS: tuple[Key, ...] = (
         "those that do not exist, and a consumer loop does not start without them. `task.produce` refuses records that "
         "these topics do not take."),
     Key("task.input.start", choice("earliest", "latest"), "earliest",
-        "Where a consumer loop begins an input topic that is new to a task: at its first offset, or at its end. A task "
-        "whose checkpoint has the topic continues there."),
+        "Where a task of a consumer loop that has no checkpoint yet begins its input: at the first offset, or at the "
+        "end. Set it before the first start of a job."),
     Key("task.input.key.serde", choice(*KEY_SERDES), "bytes",
         "Serde of the keys of a consumer loop's messages."),
     Key("task.input.value.serde", choice(*VALUE_SERDES), "bytes",

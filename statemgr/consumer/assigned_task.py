@@ -83,16 +83,6 @@ class AssignedTask:
             start = {source: offset for source, offset in start.items() if source in self.sources}
         return {**start, **reached}
 
-    def is_new(self, topic: str) -> bool:
-        """Whether the task has never read an input topic, as far as its checkpoint knows.
-
-        Without an offset, it may also have got its partition by a rescale, or the topic may have been created again:
-        then the checkpoint has the ID of the topic.
-        """
-        assert self.task is not None
-        checkpoint = self.task.last_checkpoint
-        return checkpoint is None or topic not in checkpoint.input_topic_ids
-
     @property
     def committing(self) -> bool:
         """Whether a commit that :meth:`start_commit` has begun was not taken by :meth:`ended_commit` yet."""

@@ -203,7 +203,7 @@ class AssignedTasks:
                 UnavailableError(
                     f"the stop left no time for the last commits of {len(missed)} of {len(leaving)} tasks, and the "
                     "next owner processes their input since the commit before again",
-                    hint="nothing is lost; to commit all tasks at a stop, run more processes",
+                    hint="nothing is lost; to commit all at a stop, raise task.shutdown.ms, or run more processes",
                     first=missed[0],
                 )
             )

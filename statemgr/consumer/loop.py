@@ -247,6 +247,7 @@ class ConsumerLoop:
                 self._ask_due = now + ASK_EVERY_S
                 self._story.blocked(self._lag.blocked())
                 self._story.unanswered(self._lag.silent_s())
+            self._now = self._clock.elapsed()  # the next poll begins here, and not before a long `on_open` or timer
 
     def _consumer_error(self, error: KafkaError, message: Message) -> None:
         """Log an error that the client recovers from. Raises: all other errors, which end the loop."""
@@ -355,7 +356,7 @@ class ConsumerLoop:
                 continue
             known = owned.offsets.get(position.source)
             place = position.place
-            at_end = known is None and self._config.starts_latest and owned.is_new(place.topic)
+            at_end = self._config.starts_latest and owned.task is not None and owned.task.last_checkpoint is None
             offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input, at_end=at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
@@ -364,8 +365,10 @@ class ConsumerLoop:
                     return started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            # publish a permitted skip, and where a new topic begins, even without new input
+            # publish a permitted skip, and where a new task begins, even without new input
             owned.dirty |= at_end or known not in (None, offset)
+            if at_end:
+                self._due = self._now  # until then, whoever opens the task begins at a later end
             started.append(place)
         self._story.opened(owned)
         return started

@@ -93,8 +93,8 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     if config.kafka_client("consumer").get("auto.offset.reset", "error") != "error":
         raise ConfigError(
             "auto.offset.reset cannot be set here: a client that jumps to another offset skips input silently",
-            hint="remove it; a topic that is in no checkpoint is read from its first offset, or from its end with "
-            'task.input.start = "latest"',
+            hint="remove it; a partition that is in no checkpoint is read from its first offset, or by a task without "
+            'a checkpoint from its end with task.input.start = "latest"',
             key="kafka.consumer.auto.offset.reset",
         )
     by_brokers = _assigned_by_brokers(config.kafka_client("consumer"))

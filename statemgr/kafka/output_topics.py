@@ -7,7 +7,7 @@ import logging
 from confluent_kafka import Consumer
 
 from statemgr.config import JobConfig
-from statemgr.errors import InvalidError, MissingState, StatemgrError
+from statemgr.errors import InvalidError, MissingState, StatemgrError, UnavailableError
 from statemgr.kafka.errors import MISSING
 from statemgr.kafka.input_topics import LOOK_EVERY_S, InputTopics
 from statemgr.model.commit import ProducedRecord
@@ -68,6 +68,8 @@ class OutputTopics:
                 self._known[topic] = OutputTopic(partitions, metadata.settings([topic])[topic], compressed)
             except (StatemgrError, KeyError) as error:
                 log.debug("what the output topic %s takes is not known: %s", topic, error)
+                if isinstance(error, UnavailableError):
+                    break  # each further question could take as long
         self._asked_s = self._topics.clock.monotonic()
 
 

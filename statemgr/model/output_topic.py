@@ -60,6 +60,6 @@ class OutputTopic:
                 raise InvalidError(
                     f"the timestamp {at_ms} of a record is {distance_ms} ms {side} the present time, and the output "
                     f"topic takes {limit} ms",
-                    hint=f"give another timestamp_ms, or raise {name} of the topic",
+                    hint=f"give another timestamp_ms, raise {name} of the topic, or set the clock of this machine",
                     topic=topic,
                 )

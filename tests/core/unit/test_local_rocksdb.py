@@ -534,3 +534,36 @@ def test_a_process_ends_while_threads_are_inside_of_rocksdb(tmp_path: Path) -> N
         directory.mkdir()
         run = subprocess.run([sys.executable, "-c", _ENDS_MEANWHILE, directory], capture_output=True, text=True)
         assert (run.returncode, run.stdout, run.stderr) == (3, "", "")
+
+
+_ENDS_IN_ORDER = """
+import atexit, statemgr, sys, threading
+from pathlib import Path
+stop = threading.Event()
+
+def work(directory):
+    store = RocksDbStore.open(directory, {})
+    store.write([(b"key", b"value")])
+    opened.set()
+    stop.wait()
+    store.flush()
+    store.close()
+    print("closed")
+
+@atexit.register
+def end():
+    stop.set()
+    thread.join()
+
+from statemgr.local.rocksdb.store import RocksDbStore
+opened = threading.Event()
+thread = threading.Thread(target=work, args=(Path(sys.argv[1]),), daemon=True)
+thread.start()
+opened.wait()
+"""
+
+
+def test_what_a_program_registers_at_its_exit_may_still_use_stores(tmp_path: Path) -> None:
+    """For example to close a manager whose loop is on a daemon thread, after the package is imported."""
+    run = subprocess.run([sys.executable, "-c", _ENDS_IN_ORDER, tmp_path / "s"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "closed\n", "")

@@ -16,6 +16,7 @@ from statemgr.testing.memory_clients import MemoryConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
 from statemgr.testing.memory_servers import START_MS, MemoryServers
 from tests.commits import TASK
+from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -82,3 +83,17 @@ def test_a_store_that_the_job_does_not_have(servers: MemoryServers) -> None:
             next(reader.scan(record, record.current, "typo"))
         with pytest.raises(ConfigError, match="no store 'typo'"):
             reader.changes(Pair(record, record.current, record.current), "typo")
+
+
+@pytest.mark.parametrize("store", ["work", "parts", "content", "lock"])
+def test_a_store_has_the_name_of_nothing_that_a_read_makes(servers: MemoryServers, store: str) -> None:
+    """Any name of a store can be read, as a whole too."""
+    config = servers.on_disk(with_changes(servers.config, **{f"stores.{store}.value.serde": "bytes"}), "one")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store(store).put(b"k", b"v")
+        task.commit({"orders-0": 1})
+        with (
+            JobReader(config, services=servers.services) as reader,
+            reader.open_store(TASK, store, whole=True) as opened,
+        ):
+            assert dict(opened.scan(None, None)) == {b"k": b"v"}
