@@ -68,6 +68,7 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
         yield from _of_schemas(f"stores.{store.name}", store.value_serde, store.value_schemas)
         yield from _of_memory(store, config.memory_bytes)
     yield from _of_schemas("task.input", config.input_value_serde, config.get("task.input.value.avro.schemas"))
+    yield from _of_new_topics(config)
     yield from _of_topics(config)
 
 
@@ -163,8 +164,7 @@ def _of_memory(store: StoreConfig, memory_bytes: int) -> Iterator[_Problem]:
         yield _Problem(key, message, "raise state.memory.bytes, or make the write buffer smaller")
 
 
-def _of_topics(config: JobConfig) -> Iterator[_Problem]:
-    """No topic has two uses, and settings of new topics suit the protocol."""
+def _of_new_topics(config: JobConfig) -> Iterator[_Problem]:
     for name, value in config.topic_settings.items():
         key = f"task.topics.{name}"
         if name in OWN_TOPIC_SETTINGS:
@@ -172,6 +172,10 @@ def _of_topics(config: JobConfig) -> Iterator[_Problem]:
         if name == "min.insync.replicas" and value.isdigit() and 0 < config.checkpoint_replication_factor < int(value):
             message = f"{key} is more than task.checkpoint.replication.factor: nothing could be written"
             yield _Problem(key, message, f"set it to at most {config.checkpoint_replication_factor}")
+
+
+def _of_topics(config: JobConfig) -> Iterator[_Problem]:
+    """No topic has two uses."""
     topics = [("task.checkpoint.topic", config.checkpoint_topic)]
     topics += [(f"stores.{store.name}.changelog.topic", store.changelog_topic) for store in config.stores.values()]
     topics += [("task.inputs", topic) for topic in config.inputs]

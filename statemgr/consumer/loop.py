@@ -351,13 +351,15 @@ class ConsumerLoop:
         Returns: the partitions to resume.
         """
         started: list[TopicPartition] = []
+        task = owned.task
+        skip = task is not None and task.may_skip_input
+        at_end = task is not None and task.last_checkpoint is None and self._config.starts_latest
         for position in owned.inputs:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
             place = position.place
-            at_end = self._config.starts_latest and owned.task is not None and owned.task.last_checkpoint is None
-            offset = position.start(known, skip=owned.task is not None and owned.task.may_skip_input, at_end=at_end)
+            offset = position.start(known, skip=skip, at_end=at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:

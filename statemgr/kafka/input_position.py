@@ -97,15 +97,15 @@ class InputPosition:
         self.end = high
         if offset is None:
             return high if at_end else low
-        if skip and not low <= offset <= high:
-            return low
-        if not low <= offset <= high:
+        if low <= offset <= high:
+            return offset
+        if not skip:
             raise MissingState(
                 f"the checkpoint continues at offset {offset}, but the topic has offsets {low} to {high}",
                 hint=GONE if offset < low else RECREATED,
                 **self._where(),
             )
-        return offset
+        return low
 
     def follows(self, offset: int) -> bool:
         """Whether to process a message whose offset is not the next one. False: it was processed before.

@@ -6,7 +6,6 @@ machine's, because the locks of some network file systems count on one machine o
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.os_errors import disk_errors
 
 _LOCK, _CONTENT = "lock", "content"
@@ -40,20 +40,18 @@ def temporary_directory(prefix: str = "statemgr-", parent: Path | None = None) -
             for entry in parent.glob(f"{prefix}*"):
                 _remove_if_dead(entry)
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=parent)))
-            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, lock)
             with suppress(OSError):  # without locks on this file system, nobody takes this one for dead
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(exclusive_if_free(root / _LOCK))
             (content := root / _CONTENT).mkdir()
         yield content
 
 
 def _remove_if_dead(root: Path) -> None:
-    with suppress(OSError), ExitStack() as stack:
+    with suppress(OSError):
         status = root.lstat()  # of a link: not a directory's
         if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _NEW_S:
             return
-        lock = os.open(root / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(root, ignore_errors=True)  # raises for a link
+        (root / _LOCK).lstat()  # without a lock, it is somebody else's
+        with exclusive_if_free(root / _LOCK) as is_free:
+            if is_free:
+                shutil.rmtree(root, ignore_errors=True)  # of a link: does nothing

@@ -195,8 +195,7 @@ class _SharedState:
             with self._lock:
                 if self._is_used():
                     raise RetryableError("its task has come back") from None
-                self._over = self._over or self._opened is opened
-                self._close_over()
+                self._end(opened)
             log.info("%s: what was fetched is removed, because no process of this machine uses it", self._identity)
 
     def _is_used(self) -> bool:

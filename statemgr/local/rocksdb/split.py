@@ -49,13 +49,14 @@ def scan_in_batches(
     try:
         with translated("cannot read the store", directory):
             items: Iterator[Pair] = database.items(from_key=start, read_opt=read_options)  # type: ignore[assignment]
-            batch = list(islice(items, size))
         last = start
-        while batch:
-            last = batch[-1][0]
-            yield batch
+        while True:
             with translated("cannot read the store", directory):
                 batch = list(islice(items, size))
+            if not batch:
+                break
+            last = batch[-1][0]
+            yield batch
         with translated("cannot read the store", directory):
             del items
             ended = database.iter(read_options)
