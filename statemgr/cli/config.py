@@ -38,7 +38,9 @@ commit.ms = 60000
 # checkpoint.topic = "{checkpoint_topic}"
 # checkpoint.replication.factor = 3     # of topics that statemgr creates; -1: the broker's default
 # topics.min.insync.replicas = 2        # further settings of these topics, under Kafka's names
-# checkpoint.retained = 2               # checkpoints to keep per task
+# checkpoint.retained = 2               # checkpoints to keep per task: the newest
+# checkpoint.hourly = 24                # and the last one of each hour, of so many hours
+# checkpoint.daily = 7                  # and the last one of each day
 # checkpoint.read.versions = [1, 2]
 # checkpoint.write.versions = [2]       # [1, 2] while older software may take the job over
 

@@ -188,6 +188,8 @@ class JobConfig:
     read_versions = _setting("task.checkpoint.read.versions", tuple[int, ...])
     write_versions = _setting("task.checkpoint.write.versions", tuple[int, ...])
     retained = _setting("task.checkpoint.retained", int)
+    retained_hourly = _setting("task.checkpoint.hourly", int)
+    retained_daily = _setting("task.checkpoint.daily", int)
     commit_ms = _setting("task.commit.ms", int)
     commit_max_delay_ms = _setting("task.commit.max.delay.ms", int)
     commit_timeout_ms = _setting("task.commit.timeout.ms", int)

@@ -74,7 +74,7 @@ class AssignedTask:
     def offsets(self) -> dict[str, int]:
         """Source partition → next offset to process: the checkpoint's, and what this member has reached.
 
-        Partitions that are no input any more are left out once every retained checkpoint was made without them.
+        Partitions that are no input any more are left out once the newest checkpoints were made without them.
         """
         assert self.task is not None
         reached = {position.source: position.next for position in self.inputs if position.next is not None}
@@ -184,8 +184,8 @@ class AssignedTask:
         gone = sorted(task.start_offsets.keys() - self.sources) if self._made == self.retained else ()
         if gone:
             log.info(
-                "%s: the next commit drops the offsets of %s, because they are no input any more, and no retained "
-                "checkpoint was made while they were", task.name, ", ".join(gone),
+                "%s: the next commit drops the offsets of %s, because they are no input any more, and the newest "
+                "checkpoints were made without them", task.name, ", ".join(gone),
             )  # fmt: skip
 
     def _prove(self) -> None:

@@ -7,10 +7,11 @@ the outbox of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from statemgr.config.store import expires
+from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import InvalidError
 from statemgr.ids import CheckpointId
 
@@ -219,6 +220,31 @@ class CheckpointKey:
     sequence: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Which checkpoints of a task stay: the rules of ``restic forget``.
+
+    Args:
+        newest: the newest ones, so many.
+        hourly: the last one of each hour, of so many hours. Hours without a checkpoint do not count.
+        daily: the last one of each day (UTC), of so many days.
+    """
+
+    newest: int
+    hourly: int = 0
+    daily: int = 0
+
+    def stay(self, times_ms: Sequence[int]) -> set[int]:
+        """The positions of those that stay among checkpoints of these times (since the epoch), newest first."""
+        stay = set(range(min(self.newest, len(times_ms))))
+        for count, length_ms in ((self.hourly, HOUR_MS), (self.daily, DAY_MS)):
+            last: dict[int, int] = {}  # an hour or a day → the position of its last checkpoint
+            for position, time_ms in enumerate(times_ms):
+                last.setdefault(time_ms // length_ms, position)
+            stay.update([*last.values()][:count])
+        return stay
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """A task's layout and its retained checkpoints, newest first. There is at least one.
@@ -273,14 +299,15 @@ class CheckpointRecord:
         """The key of the version 1 record of the current checkpoint."""
         return CheckpointKey(self.job_name, self.job_id, self.layout.generation, self.task, 1)
 
-    def followed_by(self, checkpoint: Checkpoint, retained: int) -> CheckpointRecord:
-        """The record after ``checkpoint`` was published, with up to ``retained`` checkpoints and those that it keeps.
+    def followed_by(self, checkpoint: Checkpoint, retention: Retention | None = None) -> CheckpointRecord:
+        """The record after ``checkpoint`` was published, with the checkpoints that stay; None: all stay.
 
         Only the newest lists outstanding TTLs, and it lists all of them.
         """
-        older = [
-            c for n, c in enumerate(self.checkpoints, 1) if n < retained or str(c.checkpoint_id) in checkpoint.kept
-        ]
+        older = self.checkpoints
+        if retention is not None:
+            stay = retention.stay([c.checkpoint_id.millis for c in (checkpoint, *older)])
+            older = tuple(c for n, c in enumerate(older, 1) if n in stay or str(c.checkpoint_id) in checkpoint.kept)
         return replace(
             self,
             checkpoints=(checkpoint, *without_outstanding(older)),
@@ -315,7 +342,7 @@ def with_version_one(newest: CheckpointRecord | None, version_one: CheckpointRec
     current = replace(
         version_one.current, sequence=before.sequence + 1, epoch=before.epoch, stores=stores, kept=before.kept
     )
-    record = newest.followed_by(current, len(newest.checkpoints) + 1)
+    record = newest.followed_by(current)
     return replace(record, offset=version_one.offset, from_version_one=True)
 
 

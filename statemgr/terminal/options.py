@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,19 @@ def checkpoint_id_of(ctx: click.Context, param: click.Parameter, value: Any) -> 
         return None if value is None else str(CheckpointId.parse(value))
     except InvalidError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}", ctx, param) from None
+
+
+def time_of(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Accept a time in the form of ISO 8601, in UTC unless it says otherwise, and return epoch milliseconds."""
+    if value is None:
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            "give a time such as 2025-06-30T12:00, in UTC, or with an offset such as +02:00", ctx, param
+        ) from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

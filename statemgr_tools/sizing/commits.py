@@ -273,7 +273,8 @@ class Commits:
         """Bytes in the blob store.
 
         These are the state, segments until the next snapshot is published and older checkpoints are dropped, replaced
-        files until then, and blobs of unpublished commits until they expire.
+        files until then, what only the checkpoints of hours and days need, and blobs of unpublished commits until they
+        expire.
         """
         if not self.given.blobs:
             return 0.0
@@ -282,4 +283,15 @@ class Commits:
         held = self.given.retained / self.commits_between  # older snapshots that retained checkpoints need
         replaced = self.given.tasks * self.given.stores * held * self.rewritten_bytes
         lost = self.uploaded_per_s * self.given.lost_share * self.given.ttl_days * 86_400
-        return self.state_bytes + segments + replaced + lost
+        older = self.given.tasks * self.given.stores * self.older_bytes
+        return self.state_bytes + segments + replaced + older + lost
+
+    @cached_property
+    def older_bytes(self) -> float:
+        """Bytes of one store that only the checkpoints of hours and days need: for each, the files that compaction has
+        replaced until the next of them, at most the whole state, and half the segments of an interval."""
+        rewritten_per_s = self.rewritten_bytes / (self.commits_between * self.given.commit_s)
+        return sum(
+            count * (min(self.store_bytes, rewritten_per_s * length_s) + self.chain.bytes / 2)
+            for count, length_s in ((self.given.hourly, 3600), (self.given.daily, 86_400))
+        )

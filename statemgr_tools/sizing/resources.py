@@ -85,7 +85,7 @@ class Resources:
     def topic_live_bytes(self) -> float:
         """Bytes of the retained records."""
         each = RECORD_KEY + KAFKA_RECORD + self.checkpoint_record_bytes
-        return self.given.tasks * self.given.retained * each
+        return self.given.tasks * (self.given.retained + self.given.hourly + self.given.daily) * each
 
     @cached_property
     def topic_bytes(self) -> float:

@@ -24,7 +24,8 @@ class Workload:
         changes_per_s: puts and deletes per second, to random keys.
         commit_s: seconds between commits; ``interval``: when a task makes a snapshot; ``share``: the mean share
             of the interval's commits after which a task makes one.
-        retained, ttl_days: retained checkpoints per task, and the days after which unpublished blobs expire.
+        retained, hourly, daily: retained checkpoints per task: the newest, and the last ones of hours and of days.
+        ttl_days: the days after which unpublished blobs expire.
         lost_share: the share of uploaded bytes that no checkpoint ever names, because a process died before its
             publish.
         blobs, changelog: the backends that commits feed.
@@ -52,6 +53,8 @@ class Workload:
     interval: SnapshotInterval = DEFAULT_INTERVAL
     share: float = 0.75
     retained: int = 2
+    hourly: int = 0
+    daily: int = 0
     ttl_days: float = 30
     lost_share: float = 0.0001
     blobs: bool = True
@@ -99,7 +102,9 @@ def settings_of(config: JobConfig) -> dict[str, object]:
         "topics": max(len(config.inputs), 1),
         "commit_s": config.commit_ms / 1000,
         "interval": config.snapshot_interval,
-        "retained": config.get("task.checkpoint.retained"),
+        "retained": config.retained,
+        "hourly": config.retained_hourly,
+        "daily": config.retained_daily,
         "ttl_days": config.ttl_days,
         "part_bytes": config.get("blob.store.part.size"),
         "parallelism": config.get("blob.store.parallelism"),

@@ -48,7 +48,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import shared_directories
 from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
-from statemgr.model.checkpoint import CheckpointKey
+from statemgr.model.checkpoint import CheckpointKey, Retention
 from statemgr.model.checkpoint import Owner as PublishedBy
 from statemgr.model.jobs.stages import Stage
 from statemgr.operations.gc.gc import collect_garbage
@@ -496,6 +496,8 @@ class History:
             "task.commit.timeout.ms": 20_000,
             "task.commit.snapshot.interval": (["1 commit"], ["2 commits"], ["50 commits"])[decide("snapshots", 3)],
             "task.checkpoint.retained": 1 + decide("retained", 3),
+            "task.checkpoint.hourly": (0, 0, 0, 3)[decide("hourly", 4)],
+            "task.checkpoint.daily": (0, 0, 0, 2)[decide("daily", 4)],
             "blob.store.retry.policy.max.retry.duration.millis": 15_000,
             **{f"stores.{store}.type": "memory" for store in STORES},
             **({f"stores.{STORES[1]}.ttl.ms": int(self.model.ttl_s * 1000)} if self.model.ttl_s else {}),
@@ -633,10 +635,14 @@ class History:
     def _restore_retained_of(self, config: JobConfig, task: str, model: Model) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
             checkpoints = log.read()[task].checkpoints
-            kept = checkpoints[0].kept
-            if not min(config.retained, model.acks) <= len(checkpoints) <= config.retained + len(kept):
-                raise Wrong(f"{len(checkpoints)} checkpoints are retained, not {config.retained} and {len(kept)} kept")
-            if lost := model.kept - {str(one.checkpoint_id) for one in checkpoints}:
+            ids = [str(one.checkpoint_id) for one in checkpoints]
+            retention = Retention(newest=config.retained, hourly=config.retained_hourly, daily=config.retained_daily)
+            stay = retention.stay([one.checkpoint_id.millis for one in checkpoints])
+            if more := [one for at, one in enumerate(ids) if at not in stay and one not in checkpoints[0].kept]:
+                raise Wrong(f"checkpoints are retained that nothing asks for: {more}")
+            if len(ids) < min(config.retained, model.acks):
+                raise Wrong(f"{len(ids)} checkpoints are retained, not {config.retained}")
+            if lost := model.kept - {*ids}:
                 raise Wrong(f"kept checkpoints are not there: {sorted(lost)}")
             for number, checkpoint in enumerate(checkpoints):
                 older, newer = checkpoints[number + 1 :], checkpoints[:number][::-1]

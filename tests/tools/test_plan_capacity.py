@@ -193,6 +193,16 @@ def test_more_retained_checkpoints_store_more() -> None:
     assert stored[0] < stored[1] < stored[2]
 
 
+def test_checkpoints_of_hours_and_days_need_at_most_the_whole_state_each() -> None:
+    """More of them store more, and not more than copies would."""
+    given = Workload(tasks=4, keys=1e6, changes_per_s=1000)
+    plain, hourly, both = (
+        Resources(replace(given, **more)).commits for more in ({}, {"hourly": 24}, {"hourly": 24, "daily": 7})
+    )
+    assert plain.stored_bytes < hourly.stored_bytes < both.stored_bytes
+    assert both.stored_bytes - plain.stored_bytes <= 31 * (plain.state_bytes + given.tasks * plain.chain.bytes)
+
+
 def test_records_that_are_being_sent_take_memory() -> None:
     """Each task of a process has a producer, which holds a limited part of the changes of a commit."""
     given = Workload(tasks=10, processes=5, stores=2, keys=1e7, changes_per_s=1e6, changelog=True)

@@ -35,6 +35,7 @@ from statemgr.model.checkpoint import (
     Marker,
     MicroBatch,
     OutstandingTtl,
+    Retention,
     retired_changelogs,
 )
 from statemgr.model.checkpoint_records import Inputs
@@ -297,8 +298,9 @@ class _Publish:
         )
         before = published.records[commit.task]
         if before is not None:
-            retained = services.config.retained if self.evict else len(before.checkpoints) + 1
-            return replace(before.followed_by(checkpoint, retained), layout=published.layout)
+            config = services.config
+            stay = Retention(newest=config.retained, hourly=config.retained_hourly, daily=config.retained_daily)
+            return replace(before.followed_by(checkpoint, stay if self.evict else None), layout=published.layout)
         return CheckpointRecord(commit.job_name, commit.job_id, commit.task, published.layout, (checkpoint,))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from statemgr.terminal.options import Call, checkpoint_id_of, job_options, task_option
+from statemgr.terminal.options import Call, checkpoint_id_of, job_options, task_option, time_of
 from statemgr.terminal.output import console, moment, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -26,30 +26,46 @@ _MEANINGS = {"reference": "no data is copied", "keep": "unchanged since", "fill"
     callback=checkpoint_id_of,
     metavar="ID",
     multiple=True,
-    required=True,
     help="A retained checkpoint. Repeat it where each task has IDs of its own.",
+)
+@click.option(
+    "--before",
+    "before_ms",
+    callback=time_of,
+    metavar="TIME",
+    help="The newest checkpoint of each task from before this time, such as 2025-06-30T12:00 (UTC).",
 )
 @task_option
 @click.option("--write", is_flag=True, help="Fence the job and go back. Without it, only print what would happen.")
-def rollback_command(call: Call, checkpoint_ids: tuple[str, ...], task: str | None, write: bool) -> None:
+def rollback_command(
+    call: Call, checkpoint_ids: tuple[str, ...], before_ms: int | None, task: str | None, write: bool
+) -> None:
     """Make a retained checkpoint current again: for all tasks, or for one (--task) that has its own input.
 
     The state gets a new record; the checkpoints after it stay retained until later commits drop them. Stop the job
     first. It continues from the input offsets that this command prints.
     """
     from statemgr.flows.opening.open_job import JobTopics
+    from statemgr.flows.rollback import newest_before
+    from statemgr.ids import task_name
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.rollback.input_left import missing_input
     from statemgr.operations.rollback.owner import Goal, plan, roll_back
     from statemgr.wiring import open_services
 
-    goal = Goal(checkpoint_ids, task)
+    if bool(checkpoint_ids) == (before_ms is not None):
+        raise click.UsageError("say where to go back to: --to ID or --before TIME")
     with (
         closing(open_services(call.config)) as services,
         closing(CheckpointTopic(call.config, services.clock, owned=write)) as log,
     ):
         published: Mapping[str, Checkpoint] = {}
-        rollbacks: Sequence[Rollback] = plan(services, log.read(), goal, check_blobs=not write)
+        records = log.read()
+        if before_ms is not None:
+            tasks = [task] if task else [task_name(number) for number in range(call.config.tasks)]
+            checkpoint_ids = tuple(newest_before(records, tasks, before_ms))
+        goal = Goal(checkpoint_ids, task)
+        rollbacks: Sequence[Rollback] = plan(services, records, goal, check_blobs=not write)
         offsets, topic_ids = _input(rollbacks)
         problems = missing_input(call.config, services.clock, offsets, topic_ids)
         if write:

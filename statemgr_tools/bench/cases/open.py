@@ -10,7 +10,15 @@ from statemgr.ids import CheckpointId, task_name
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from statemgr.model.chain import ChainSnapshot, SegmentChain
-from statemgr.model.checkpoint import BlobMarker, BlobRef, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
+from statemgr.model.checkpoint import (
+    BlobMarker,
+    BlobRef,
+    ChangelogMarker,
+    Checkpoint,
+    CheckpointRecord,
+    Layout,
+    Retention,
+)
 from statemgr.model.codecs import encode_chain
 from statemgr_tools.bench.fresh import in_fresh_process
 from statemgr_tools.bench.kafka_operations import fill
@@ -94,5 +102,5 @@ def _record(
         restore_factories={"s": ("blob-store",)},
     )
     if before is not None:
-        return before.followed_by(checkpoint, 2)
+        return before.followed_by(checkpoint, Retention(newest=2))
     return CheckpointRecord(config.job_name, config.job_id, task, layout, (checkpoint,))

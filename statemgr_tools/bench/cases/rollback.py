@@ -78,7 +78,7 @@ def _retain(config: JobConfig, retained: int) -> list[str]:
             current = replace(
                 record.current, checkpoint_id=checkpoint_id, sequence=sequence, input_offsets={"orders-0": sequence}
             )
-            after[task] = record.followed_by(current, retained)
+            after[task] = record.followed_by(current)
         sent: list[tuple[bytes, bytes | None]] = []
         send_records(config, lambda *pair, to=sent: to.append(pair), layout, before, after, job_records)
         fill(config, config.checkpoint_topic, [sent])

@@ -239,7 +239,12 @@ def retention_keeps_one_too_few() -> Patches:
     from statemgr.model.checkpoint import CheckpointRecord
 
     real = CheckpointRecord.followed_by
-    return [patch(CheckpointRecord, "followed_by", lambda self, new, retained: real(self, new, max(retained - 1, 1)))]
+
+    def followed_by(self: Any, new: Any, retention: Any = None) -> Any:
+        fewer = retention and replace(retention, newest=max(retention.newest - 1, 1))
+        return real(self, new, fewer)
+
+    return [patch(CheckpointRecord, "followed_by", followed_by)]
 
 
 @known
