@@ -287,7 +287,7 @@ def _containers_s3() -> dict[str, Any]:
         DockerContainer(os.environ.get("STATEMGR_TEST_S3_IMAGE", _VERSITYGW_IMAGE))
         .with_env("ROOT_ACCESS_KEY", access_key)
         .with_env("ROOT_SECRET_KEY", secret_key)
-        .with_command("--port :7070 --quiet posix /tmp/vgw")
+        .with_command("--port :7070 --quiet --keep-alive posix /tmp/vgw")
         .with_exposed_ports(7070)
         .waiting_for(PortWaitStrategy(7070).with_startup_timeout(_CONTAINER_DEADLINE_S))
     )

@@ -96,6 +96,7 @@ class S3Server(Server):
             "--region",
             self.region,
             "--quiet",
+            "--keep-alive",  # as other stores do; without it each request opens a connection
             "posix",
         ]
         if not _has_extended_attributes(data):
