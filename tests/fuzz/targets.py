@@ -33,6 +33,7 @@ from statemgr.model.jobs.offers import decode_offer
 from statemgr.model.jobs.permissions import decode_permit
 from statemgr.model.segment import encode_segment, read_segment
 from statemgr.operations.adopt.origins.samza_snapshot import check_options, decode_snapshot
+from statemgr.operations.copy.exported import decode_export, encode_export
 from statemgr.serdes import SERDES, avro_serde
 from statemgr.terminal.items import parse, render
 from statemgr_tools.ui.server import Application
@@ -43,6 +44,7 @@ _JOB: dict[str, object] = {"job.name": "orders", "kafka.bootstrap.servers": "a:1
 _PLACE = codecs.Place("topic", 0, 7)
 _KEY = sample.RECORD.key(sample.CHECKPOINT)
 ((_TASK_KEY, _TASK_VALUE),) = codecs.encode_record(sample.RECORD)
+_EXPORT = encode_export({sample.RECORD.task: replace(sample.RECORD, job_name="orders", job_id="1")}, 0)
 _SCHEMA = json.dumps(
     {
         "type": "record",
@@ -240,6 +242,7 @@ TARGETS: dict[str, Target] = {
         [encode_segment([(b"k%d" % n, b"v" * n if n % 3 else None) for n in range(50)])],
     ),
     "offer": Target(partial(_record, decode_offer), [b"\x10" + bytes(60)]),
+    "export": Target(lambda b: decode_export(b, "orders", "1"), [_EXPORT, _EXPORT.replace(b"records", b"recordz")]),
     "permit": Target(partial(_record, decode_permit), [b"\x10" + bytes(60)]),
     "retired layout": Target(partial(_record, decode_retired_layout), [b"\x10" + bytes(60)]),
     "adopted job": Target(partial(_record, decode_adopted_job), [b"\x10" + bytes(60)]),

@@ -1,22 +1,40 @@
-"""``statemgr copy``: clones the state of a job into a new one. Only ``--write`` writes, and only to the new job."""
+"""``statemgr copy``: clones the state of a job into a new one. Only ``--write`` writes, and only to the new job.
+``statemgr export``: writes the checkpoints of a job to a file, for ``copy --from``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptError, MissingError
+from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState
+from statemgr.ids import check_offsets
 from statemgr.logs import counted
 from statemgr.terminal.options import Call, checkpoint_id_of, job_options
 from statemgr.terminal.output import print_json, print_table, say, size
 
 if TYPE_CHECKING:
+    from statemgr.model.checkpoint import CheckpointRecord
     from statemgr.operations.copy.copy import Copied
     from statemgr.operations.copy.look import TaskCopy
+
+
+def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
+    """Accept ``orders-0=1234``, and return source partition → offset."""
+    pairs = [text.rpartition("=") for text in value]
+    if any(not offset.isdecimal() for _, _, offset in pairs):
+        raise click.BadParameter("give TOPIC-PARTITION=OFFSET, such as orders-0=1234", ctx, param)
+    found = {source: int(offset) for source, _, offset in pairs}
+    try:
+        check_offsets(found)
+    except InvalidError as error:
+        raise click.BadParameter(f"{error.message}; {error.hint}", ctx, param) from None
+    return found
 
 
 @click.command("copy")
@@ -30,17 +48,39 @@ if TYPE_CHECKING:
     multiple=True,
     help="A retained checkpoint. Repeat it where each task has IDs of its own. Default: the current ones.",
 )
+@click.option(
+    "--from",
+    "export",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take the checkpoints from a file that `statemgr export` wrote, and not from Kafka.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    callback=_offsets,
+    metavar="TOPIC-PARTITION=OFFSET",
+    help="Where the new job begins an input partition, if it is in another cluster. Repeatable.",
+)
 @click.option("--write", is_flag=True, help="Copy the state. Without this option nothing is written.")
-def command(call: Call, target_file: str, checkpoint_ids: tuple[str, ...], write: bool) -> None:
+def command(
+    call: Call,
+    target_file: str,
+    checkpoint_ids: tuple[str, ...],
+    export: Path | None,
+    inputs: Mapping[str, int],
+    write: bool,
+) -> None:
     """Copy the state of a job at a checkpoint into a new job, for a test or a second deployment.
 
     The job itself may run: it is only read. The new job must never have run, and needs as many tasks and the same
     stores; its backends, its servers and its blob store may be others. It continues from the input offsets of the
-    checkpoint.
+    checkpoint, or of --input.
     """
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.copy.copy import copy
-    from statemgr.operations.copy.look import check_retained, look
+    from statemgr.operations.copy.look import beginning_at, check_retained, look
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
 
@@ -50,15 +90,22 @@ def command(call: Call, target_file: str, checkpoint_ids: tuple[str, ...], write
         closing(open_services(call.config)) as source,
         closing(open_services(target_config)) as target,
         closing(CheckpointTopic(target_config, target.clock, owned=write)) as log,
-        JobReader(call.config, only_settled=True) as reader,
+        ExitStack() as stack,
     ):
-        tasks: Sequence[TaskCopy] = look(source, target, reader.records(), log, checkpoint_ids)
+        records: Callable[[], Mapping[str, CheckpointRecord]]
+        if export is None:
+            records = stack.enter_context(JobReader(call.config, only_settled=True)).records
+        else:
+            records = partial(_exported, export, call.config)
+        tasks: Sequence[TaskCopy] = look(source, target, records(), log, checkpoint_ids)
+        if inputs:
+            tasks = beginning_at(tasks, inputs)
         if write:
             try:
                 with call.progress() as progress:
                     copied = copy(source, target, log, tasks, progress)
             except (MissingError, CorruptError):
-                check_retained(reader.records(), tasks)
+                check_retained(records(), tasks)
                 raise
             tasks = copied.tasks
     offsets = {name: offset for one in tasks for name, offset in one.checkpoint.input_offsets.items()}
@@ -66,6 +113,54 @@ def command(call: Call, target_file: str, checkpoint_ids: tuple[str, ...], write
         print_json(_as_json(tasks, offsets, copied))
     else:
         _print(tasks, offsets, copied)
+
+
+@click.command("export")
+@job_options()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def export_command(call: Call, file: Path) -> None:
+    """Write all retained checkpoints of the job to FILE, or to standard output (-).
+
+    `statemgr copy --from FILE` makes a new job from it and from the blobs when the checkpoint topic or the whole Kafka
+    cluster is lost. The job may run.
+    """
+    from statemgr.local import durable
+    from statemgr.local.machine import SystemClock
+    from statemgr.operations.copy.exported import encode_export, lost_with_kafka
+    from statemgr.os_errors import disk_errors
+    from statemgr.reader import JobReader
+
+    with JobReader(call.config) as reader:
+        records = reader.records()
+    data = encode_export(records, SystemClock().time_ns() // 1_000_000)
+    if stores := lost_with_kafka(records):
+        say(f"warning: the state of {', '.join(stores)} is only in a changelog, and would be lost with Kafka")
+    if str(file) == "-":
+        click.echo(data, nl=False)
+        return
+    with disk_errors(file):
+        durable.write_file(file, data)
+    checkpoints = sum(len(record.checkpoints) for record in records.values())
+    if call.as_json:
+        print_json({"file": str(file), "tasks": len(records), "checkpoints": checkpoints})
+    else:
+        say(f"{file} has {counted(checkpoints, 'checkpoint')} of {counted(len(records), 'task')}")
+
+
+def _exported(file: Path, config: JobConfig) -> Mapping[str, CheckpointRecord]:
+    from statemgr.operations.copy.exported import decode_export, lost_with_kafka
+    from statemgr.os_errors import disk_errors
+
+    with disk_errors(file):
+        data = file.read_bytes()
+    records = decode_export(data, config.job_name, config.job_id)
+    if stores := lost_with_kafka(records):
+        raise MissingState(
+            f"only Kafka had the state of {', '.join(stores)}, so that the export does not lead to it",
+            hint="while the cluster lives, copy without --from",
+            job=config.job_name,
+        )
+    return records
 
 
 def _ways(one: TaskCopy) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ Steps:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statemgr.backends.blobs.branches import StoreCopy, plan_copy
 from statemgr.backends.blobs.catalogue import Catalogue
@@ -21,7 +21,7 @@ from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMisma
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.opening.opening_checks import was_published_here
 from statemgr.flows.rollback import find_targets
-from statemgr.ids import task_index, task_name
+from statemgr.ids import source_topic, task_index, task_name
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.operations.copy.blobs import published_blob
 from statemgr.ports import CheckpointLog
@@ -129,6 +129,42 @@ def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[Task
                 hint="run the command again; for a long copy, first raise task.checkpoint.retained of the running job",
                 task=one.record.task,
             )
+
+
+def beginning_at(tasks: Sequence[TaskCopy], inputs: Mapping[str, int]) -> list[TaskCopy]:
+    """The same copies with other input offsets (source partition → offset): the input is in another cluster.
+
+    Raises: InvalidError if a task does not have such an input, if a topic would have offsets of both clusters, or for
+        a job on Spark.
+    """
+    known = {source for one in tasks for source in one.checkpoint.input_offsets}
+    if unknown := sorted(inputs.keys() - known):
+        raise InvalidError(
+            f"no checkpoint has an offset of {unknown[0]}", hint=f"the inputs are {_listed(known)}", source=unknown[0]
+        )
+    topics = {source_topic(source) for source in inputs}
+    if missing := sorted(source for source in known - inputs.keys() if source_topic(source) in topics):
+        raise InvalidError(
+            f"there is no offset for {missing[0]}, but there are some for its topic",
+            hint="give an offset for each partition: the old ones are those of another topic",
+            source=missing[0],
+        )
+    return [_beginning_at(one, inputs, topics) for one in tasks]
+
+
+def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], topics: Collection[str | None]) -> TaskCopy:
+    checkpoint = one.checkpoint
+    if checkpoint.batch is not None:
+        raise InvalidError(
+            "the job runs on Spark, which takes the offsets of its input from the micro-batch",
+            hint="copy it without --input",
+            task=one.record.task,
+        )
+    offsets = {source: inputs.get(source, offset) for source, offset in checkpoint.input_offsets.items()}
+    ids = {topic: topic_id for topic, topic_id in checkpoint.input_topic_ids.items() if topic not in topics}
+    moved = replace(checkpoint, input_offsets=offsets, input_topic_ids=ids)
+    checkpoints = tuple(moved if other is checkpoint else other for other in one.record.checkpoints)
+    return replace(one, record=replace(one.record, checkpoints=checkpoints), checkpoint=moved)
 
 
 def check_new(target: Services, log: CheckpointLog, *, only_settled: bool) -> None:
