@@ -94,9 +94,6 @@ def _live(history: History, fault: str | None) -> BaseException | None:
     """Live a history with a known fault put back, or without one. Returns: the error with which it ended."""
     from tests.simulation.known_faults import put_back
 
-    gc.collect()
-    if not gc.get_freeze_count():
-        gc.freeze()  # modules need not be looked at after each history
     try:
         with put_back(fault):
             history.run()
@@ -111,6 +108,8 @@ def _work(histories: Sequence[tuple[int, str | None]]) -> None:
 
     gc.disable()  # finalizers must run at the same moment in each run
     for seed, fault in histories:
+        gc.collect()
+        gc.freeze()  # what is here between two histories stays, such as modules: do not look at it again
         history = History(seed)
         error = _live(history, fault)
         result = {
@@ -118,6 +117,7 @@ def _work(histories: Sequence[tuple[int, str | None]]) -> None:
             "error": None if error is None else _told(error)[:2000],
         }  # fmt: skip
         os.write(1, json.dumps(result).encode() + b"\n")  # other processes write to this pipe, too
+        del history, error
 
 
 def _told(error: BaseException) -> str:
@@ -161,8 +161,12 @@ def _tell(seed: int, fault: str | None) -> int:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment())
     from tests.simulation.shrink import shortest
 
+    def lived_again(history: History) -> BaseException | None:
+        gc.collect()
+        return _live(history, fault)
+
     gc.disable()
-    history, error = shortest(seed, lambda history: _live(history, fault))
+    history, error = shortest(seed, lived_again)
     for at_s, who, text in history.scheduler.story:
         print(f"{at_s:12.3f} s  {who:24} {text}")
     print(f"seed {seed}: {'all is well' if error is None else _told(error)}")
