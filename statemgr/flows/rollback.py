@@ -100,23 +100,24 @@ def find_targets(
     return found
 
 
-def newest_before(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], millis: int) -> set[str]:
-    """The newest checkpoint of each task that was made before a time (epoch milliseconds): their IDs.
+def newest_before(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], millis: int) -> dict[str, Checkpoint]:
+    """The newest checkpoint of each task that was made before a time (epoch milliseconds).
 
     Raises: MissingState if a task retains none.
     """
-    found, missing = set[str](), []
+    found, missing = dict[str, Checkpoint](), []
     for task in tasks:
         checkpoints = records[task].checkpoints if task in records else ()
-        older = [c.checkpoint_id for c in checkpoints if c.checkpoint_id.millis < millis]
+        older = [c for c in checkpoints if c.checkpoint_id.millis < millis]
         if older:
-            found.add(str(older[0]))
+            found[task] = older[0]
         else:
             missing.append(task)
     if missing:
         raise MissingState(
             f"no checkpoint from before that time is retained for {', '.join(missing)}",
-            hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
+            hint="run `statemgr checkpoints list` to see the checkpoints that are retained; in a consumer loop, --task "
+            "goes back with one task that has some",
         )
     return found
 

@@ -33,7 +33,7 @@ from statemgr.model.jobs.offers import decode_offer
 from statemgr.model.jobs.permissions import decode_permit
 from statemgr.model.segment import encode_segment, read_segment
 from statemgr.operations.adopt.origins.samza_snapshot import check_options, decode_snapshot
-from statemgr.operations.copy.exported import decode_export, encode_export
+from statemgr.operations.copy.exported import decode_export, export
 from statemgr.serdes import SERDES, avro_serde
 from statemgr.terminal.items import parse, render
 from statemgr_tools.ui.server import Application
@@ -44,7 +44,7 @@ _JOB: dict[str, object] = {"job.name": "orders", "kafka.bootstrap.servers": "a:1
 _PLACE = codecs.Place("topic", 0, 7)
 _KEY = sample.RECORD.key(sample.CHECKPOINT)
 ((_TASK_KEY, _TASK_VALUE),) = codecs.encode_record(sample.RECORD)
-_EXPORT = encode_export({sample.RECORD.task: replace(sample.RECORD, job_name="orders", job_id="1")}, 0)
+_EXPORT = b"".join(export(JobConfig.from_mapping(_JOB), {sample.RECORD.task: sample.RECORD}, 0))
 _SCHEMA = json.dumps(
     {
         "type": "record",

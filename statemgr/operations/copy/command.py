@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState
+from statemgr.errors import CorruptError, InvalidError, MissingError
 from statemgr.ids import check_offsets
 from statemgr.logs import counted
 from statemgr.terminal.options import Call, checkpoint_id_of, job_options
 from statemgr.terminal.output import print_json, print_table, say, size
 
 if TYPE_CHECKING:
-    from statemgr.model.checkpoint import CheckpointRecord
     from statemgr.operations.copy.copy import Copied
     from statemgr.operations.copy.look import TaskCopy
 
@@ -30,6 +28,8 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     if any(not offset.isdecimal() for _, _, offset in pairs):
         raise click.BadParameter("give TOPIC-PARTITION=OFFSET, such as orders-0=1234", ctx, param)
     found = {source: int(offset) for source, _, offset in pairs}
+    if len(found) < len(pairs):
+        raise click.BadParameter("give one offset for each partition", ctx, param)
     try:
         check_offsets(found)
     except InvalidError as error:
@@ -80,6 +80,7 @@ def command(
     """
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.copy.copy import copy
+    from statemgr.operations.copy.exported import read, whole
     from statemgr.operations.copy.look import beginning_at, check_retained, look
     from statemgr.reader import JobReader
     from statemgr.wiring import open_services
@@ -92,20 +93,22 @@ def command(
         closing(CheckpointTopic(target_config, target.clock, owned=write)) as log,
         ExitStack() as stack,
     ):
-        records: Callable[[], Mapping[str, CheckpointRecord]]
+        reader = None
         if export is None:
-            records = stack.enter_context(JobReader(call.config, only_settled=True)).records
+            reader = stack.enter_context(JobReader(call.config, only_settled=True))
+            records = reader.records()
         else:
-            records = partial(_exported, export, call.config)
-        tasks: Sequence[TaskCopy] = look(source, target, records(), log, checkpoint_ids)
+            records = whole(source, read(export, call.config), checkpoint_ids)
+        tasks: Sequence[TaskCopy] = look(source, target, records, log, checkpoint_ids)
         if inputs:
-            tasks = beginning_at(tasks, inputs)
+            tasks = beginning_at(target, tasks, inputs)
         if write:
             try:
                 with call.progress() as progress:
                     copied = copy(source, target, log, tasks, progress)
             except (MissingError, CorruptError):
-                check_retained(records(), tasks)
+                if reader is not None:
+                    check_retained(reader.records(), tasks)
                 raise
             tasks = copied.tasks
     offsets = {name: offset for one in tasks for name, offset in one.checkpoint.input_offsets.items()}
@@ -124,43 +127,27 @@ def export_command(call: Call, file: Path) -> None:
     `statemgr copy --from FILE` makes a new job from it and from the blobs when the checkpoint topic or the whole Kafka
     cluster is lost. The job may run.
     """
-    from statemgr.local import durable
     from statemgr.local.machine import SystemClock
-    from statemgr.operations.copy.exported import encode_export, lost_with_kafka
-    from statemgr.os_errors import disk_errors
+    from statemgr.operations.copy.exported import export, only_in_kafka, write
     from statemgr.reader import JobReader
 
     with JobReader(call.config) as reader:
         records = reader.records()
-    data = encode_export(records, SystemClock().time_ns() // 1_000_000)
-    if stores := lost_with_kafka(records):
-        say(f"warning: the state of {', '.join(stores)} is only in a changelog, and would be lost with Kafka")
+    lines = export(call.config, records, SystemClock().time_ns() // 1_000_000)
     if str(file) == "-":
-        click.echo(data, nl=False)
-        return
-    with disk_errors(file):
-        durable.write_file(file, data)
+        for line in lines:
+            click.echo(line, nl=False)
+    else:
+        write(file, lines)
+    if stores := only_in_kafka(records):
+        say(f"warning: the state of {', '.join(stores)} is only in a changelog, and would be lost with Kafka")
     checkpoints = sum(len(record.checkpoints) for record in records.values())
+    if str(file) == "-":
+        return
     if call.as_json:
         print_json({"file": str(file), "tasks": len(records), "checkpoints": checkpoints})
     else:
         say(f"{file} has {counted(checkpoints, 'checkpoint')} of {counted(len(records), 'task')}")
-
-
-def _exported(file: Path, config: JobConfig) -> Mapping[str, CheckpointRecord]:
-    from statemgr.operations.copy.exported import decode_export, lost_with_kafka
-    from statemgr.os_errors import disk_errors
-
-    with disk_errors(file):
-        data = file.read_bytes()
-    records = decode_export(data, config.job_name, config.job_id)
-    if stores := lost_with_kafka(records):
-        raise MissingState(
-            f"only Kafka had the state of {', '.join(stores)}, so that the export does not lead to it",
-            hint="while the cluster lives, copy without --from",
-            job=config.job_name,
-        )
-    return records
 
 
 def _ways(one: TaskCopy) -> list[dict[str, Any]]:

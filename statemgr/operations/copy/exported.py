@@ -1,49 +1,104 @@
 """The checkpoints of a job in a file, from which a copy can be made when the checkpoint topic is lost.
 
 One JSON object per line. The first one is a header: the version of the form, the name and the ID of the job, the time
-in epoch milliseconds, and the number of records. Each other one is a record as the checkpoint topic would have it
-(:func:`statemgr.model.codecs.encode_record`), key and value in Base64, next to its task and its checkpoint's ID for
-people who look into the file. docs/format.md describes it.
+in epoch milliseconds, and the number of records. Each other one is a record of the checkpoint topic, key and value in
+Base64 (:func:`statemgr.flows.published.send_records`). docs/format.md describes it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
+from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import CorruptFile, CorruptRecord, InvalidError, MissingState
+from statemgr.flows.published import send_records
+from statemgr.flows.upkeep import find_damage
+from statemgr.local import durable
 from statemgr.model import codecs
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
-from statemgr.model.checkpoint_records import checkpoint_of
+from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord
+from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
+from statemgr.services import Services
 
 _VERSION = 1
 
 
-def encode_export(records: Mapping[str, CheckpointRecord], now_ms: int) -> bytes:
-    """The file with all retained checkpoints of these tasks. Raises: MissingState if there is none."""
-    lines: list[dict[str, Any]] = []
-    for record in records.values():
-        for checkpoint, (key, value) in zip(reversed(record.checkpoints), codecs.encode_record(record), strict=True):
-            names = {"task": record.task, "checkpoint_id": str(checkpoint.checkpoint_id)}
-            lines.append({**names, "key": b64encode(key).decode(), "value": b64encode(value).decode()})
-    if not lines:
-        raise MissingState(
-            "the job has no checkpoint to export", hint="check job.name, job.id and task.checkpoint.topic"
-        )
-    job = next(iter(records.values()))
-    header = {"statemgr_export": _VERSION, "job": job.job_name, "id": job.job_id, "ms": now_ms, "records": len(lines)}
-    return b"".join(json.dumps(line).encode() + b"\n" for line in (header, *lines))
+def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: int) -> Iterator[bytes]:
+    """The lines of a file with all retained checkpoints of these tasks. Raises: MissingState if there is none."""
+    if not records:
+        hint = "check job.name, job.id and task.checkpoint.topic"
+        raise MissingState("the job has no checkpoint to export", hint=hint, job=config.job_name)
+    publishes: dict[tuple[int, str], dict[str, CheckpointRecord]] = {}
+    for task, record in records.items():
+        for one in record.checkpoints:
+            of_publish = publishes.setdefault((one.sequence, str(one.checkpoint_id)), {})
+            of_publish[task] = replace(record, checkpoints=(one,), from_version_one=False)
+    layout = next(iter(records.values())).layout
+    pairs: list[tuple[bytes, bytes]] = []
+
+    def send(key: bytes, value: bytes | None) -> None:
+        if value is not None and codecs.decode_key(key).record_version == 2:
+            pairs.append((key, value))
+
+    for at in sorted(publishes):
+        send_records(config, send, layout, dict.fromkeys(publishes[at]), publishes[at], ())
+    header = {
+        "statemgr_export": _VERSION, "job": config.job_name, "id": config.job_id, "ms": now_ms, "records": len(pairs),
+    }  # fmt: skip
+    yield json.dumps(header).encode() + b"\n"
+    for key, value in pairs:
+        yield json.dumps({"key": b64encode(key).decode(), "value": b64encode(value).decode()}).encode() + b"\n"
+
+
+def write(path: Path, lines: Iterator[bytes]) -> None:
+    """Write a file for this user alone, whole or not at all. An older one is replaced.
+
+    Raises: InvalidError if that cannot be done.
+    """
+    temporary = None
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InvalidError(f"{path} is not a regular file", hint="name a file, or - for standard output")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        durable.sync(path.parent)
+    except OSError as error:
+        raise InvalidError(
+            f"the export cannot be written to {path}: {error.strerror}", hint="name a file in a directory of yours"
+        ) from error
+    finally:
+        if temporary is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def read(path: Path, config: JobConfig) -> dict[str, CheckpointRecord]:
+    """Task → its record, without what only the lost topics could supply.
+
+    Raises: CorruptFile; InvalidError if the file cannot be read or has another job.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidError(
+            f"the export {path} cannot be read: {error.strerror}", hint="name a file that `statemgr export` wrote"
+        ) from error
+    return decode_export(data, config.job_name, config.job_id)
 
 
 def decode_export(data: bytes, job_name: str, job_id: str) -> dict[str, CheckpointRecord]:
-    """Task → its record, without what only the lost topics could supply.
-
-    Raises: CorruptFile; InvalidError if the file has another job.
-    """
+    """:func:`read` for the bytes of a file."""
     try:
         header, *lines = [json.loads(line) for line in data.splitlines()]
         version, job, count = header["statemgr_export"], (header["job"], header["id"]), header["records"]
@@ -66,30 +121,86 @@ def decode_export(data: bytes, job_name: str, job_id: str) -> dict[str, Checkpoi
         raise _corrupt(error.message) from error
 
 
-def lost_with_kafka(records: Mapping[str, CheckpointRecord]) -> list[str]:
-    """The stores of current checkpoints that only a changelog has."""
-    current = [_without_changelogs(record.current) for record in records.values()]
-    return sorted({name for one in current for name in one.stores if not _is_outside(one, name)})
-
-
-def _is_outside(checkpoint: Checkpoint, store: str) -> bool:
-    return any(store in of_store for of_store in checkpoint.state_checkpoint_markers.values())
-
-
-def _records(pairs: list[tuple[bytes, bytes]]) -> dict[str, CheckpointRecord]:
+def _records(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, CheckpointRecord]:
     """Raises: CorruptRecord, CorruptFile."""
-    records: dict[str, CheckpointRecord] = {}
+    jobs: dict[int | None, JobCheckpoint] = {}
+    tasks: list[tuple[CheckpointKey, TaskCheckpoint]] = []
     for key, value in pairs:
         at = codecs.decode_key(key)
-        found = codecs.decode_task(key, at, value)
-        if found.publish is None or found.layout is None:
-            raise _corrupt("a record refers to another one")
-        checkpoint = _without_changelogs(checkpoint_of(found, found.publish))
+        if at.task:
+            tasks.append((at, codecs.decode_task(key, at, value)))
+        else:
+            jobs[at.sequence] = codecs.decode_job(key, at, value)
+    records: dict[str, CheckpointRecord] = {}
+    for at, task in tasks:
+        of = task if task.publish is not None else jobs.get(at.sequence)
+        if of is None or of.publish is None or of.layout is None:
+            raise _corrupt(f"it has no job record for a checkpoint of {at.task}")
         before = records.get(at.task)
-        older = before.checkpoints if before is not None else ()
-        newest_first = sorted((checkpoint, *older), key=lambda one: one.sequence, reverse=True)
-        records[at.task] = CheckpointRecord(at.job_name, at.job_id, at.task, found.layout, tuple(newest_first))
+        checkpoints = (_without_changelogs(checkpoint_of(task, of.publish)), *(before.checkpoints if before else ()))
+        newest_first = sorted(checkpoints, key=lambda one: one.sequence, reverse=True)
+        records[at.task] = CheckpointRecord(at.job_name, at.job_id, at.task, of.layout, tuple(newest_first))
     return records
+
+
+def only_in_kafka(records: Mapping[str, CheckpointRecord]) -> list[str]:
+    """The stores of current checkpoints that only a changelog has."""
+    current = [_without_changelogs(record.current) for record in records.values()]
+    return sorted({store for one in current for store in _without_marker(one)})
+
+
+def whole(
+    services: Services, records: Mapping[str, CheckpointRecord], ids: Sequence[str]
+) -> dict[str, CheckpointRecord]:
+    """The records of an export without the newest checkpoints that have lost blobs since: the job went on for a while.
+
+    All tasks of a Spark job get the same checkpoint. Costs a HEAD for each blob of a checkpoint that is looked at.
+
+    Args:
+        ids: the checkpoints that may be taken; empty: any.
+
+    Raises: MissingState if a task has none left; RetryableError, AccessDenied.
+    """
+    together = any(record.current.batch is not None for record in records.values())
+    if not together:
+        found = services.in_parallel("copy", lambda record: _newest_whole(services, record, ids), [*records.values()])
+        return dict(zip(records, found, strict=True))
+    while True:
+        found = services.in_parallel("copy", lambda record: _newest_whole(services, record, ids), [*records.values()])
+        oldest = min(record.current.sequence for record in found)
+        if all(record.current.sequence == oldest for record in found):
+            return dict(zip(records, found, strict=True))
+        records = {record.task: _up_to(record, oldest) for record in found}
+
+
+def _newest_whole(services: Services, record: CheckpointRecord, ids: Sequence[str]) -> CheckpointRecord:
+    why = "the export has none"
+    for number, one in enumerate(record.checkpoints):
+        if ids and str(one.checkpoint_id) not in ids:
+            continue
+        lost = sorted({*_without_marker(one), *(store for _, store in find_damage(services, record.task, one))})
+        if not lost:
+            return replace(record, checkpoints=record.checkpoints[number:])
+        if why == "the export has none":
+            why = f"checkpoint {one.checkpoint_id} lacks the state of {', '.join(lost)}"
+    raise MissingState(
+        f"no checkpoint of the export has all of its blobs: {why}",
+        hint="use another export; only blobs count, because a changelog is lost with Kafka",
+        task=record.task,
+    )
+
+
+def _up_to(record: CheckpointRecord, sequence: int) -> CheckpointRecord:
+    """Raises: MissingState."""
+    older = tuple(one for one in record.checkpoints if one.sequence <= sequence)
+    if not older:
+        raise MissingState("no checkpoint of the export is whole for all tasks", hint="use another export")
+    return replace(record, checkpoints=older)
+
+
+def _without_marker(checkpoint: Checkpoint) -> set[str]:
+    """The stores that no backend has."""
+    return set(checkpoint.stores).difference(*checkpoint.state_checkpoint_markers.values())
 
 
 def _without_changelogs(checkpoint: Checkpoint) -> Checkpoint:

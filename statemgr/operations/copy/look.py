@@ -19,6 +19,7 @@ from statemgr.backends.changelog.integrity import count_records
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMismatch, MissingError, MissingState
 from statemgr.flows.committing.commit import Refill
+from statemgr.flows.input_left import missing_input
 from statemgr.flows.opening.opening_checks import was_published_here
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import source_topic, task_index, task_name
@@ -131,16 +132,19 @@ def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[Task
             )
 
 
-def beginning_at(tasks: Sequence[TaskCopy], inputs: Mapping[str, int]) -> list[TaskCopy]:
+def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[str, int]) -> list[TaskCopy]:
     """The same copies with other input offsets (source partition → offset): the input is in another cluster.
 
-    Raises: InvalidError if a task does not have such an input, if a topic would have offsets of both clusters, or for
-        a job on Spark.
+    Raises: InvalidError if no task has such an input, if a topic would have offsets of both clusters, if the new
+        cluster does not have them, or for a job on Spark; UnavailableError, AccessDenied.
     """
     known = {source for one in tasks for source in one.checkpoint.input_offsets}
     if unknown := sorted(inputs.keys() - known):
         raise InvalidError(
-            f"no checkpoint has an offset of {unknown[0]}", hint=f"the inputs are {_listed(known)}", source=unknown[0]
+            f"no checkpoint has an offset of {unknown[0]}",
+            hint=f"leave it out: a partition without an offset begins as task.input.start says. The others are "
+            f"{_listed(known)}",
+            source=unknown[0],
         )
     topics = {source_topic(source) for source in inputs}
     if missing := sorted(source for source in known - inputs.keys() if source_topic(source) in topics):
@@ -149,7 +153,10 @@ def beginning_at(tasks: Sequence[TaskCopy], inputs: Mapping[str, int]) -> list[T
             hint="give an offset for each partition: the old ones are those of another topic",
             source=missing[0],
         )
-    return [_beginning_at(one, inputs, topics) for one in tasks]
+    moved = [_beginning_at(one, inputs, topics) for one in tasks]
+    for problem in missing_input(target.config, target.clock, inputs, {}):
+        raise InvalidError(f"the new job cannot begin there: {problem}", hint="name offsets of the new cluster")
+    return moved
 
 
 def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], topics: Collection[str | None]) -> TaskCopy:

@@ -45,27 +45,21 @@ def rollback_command(
     The state gets a new record; the checkpoints after it stay retained until later commits drop them. Stop the job
     first. It continues from the input offsets that this command prints.
     """
+    from statemgr.flows.input_left import missing_input
     from statemgr.flows.opening.open_job import JobTopics
-    from statemgr.flows.rollback import newest_before
-    from statemgr.ids import task_name
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.operations.rollback.input_left import missing_input
     from statemgr.operations.rollback.owner import Goal, plan, roll_back
     from statemgr.wiring import open_services
 
     if bool(checkpoint_ids) == (before_ms is not None):
         raise click.UsageError("say where to go back to: --to ID or --before TIME")
+    goal = Goal(checkpoint_ids, task, before_ms)
     with (
         closing(open_services(call.config)) as services,
         closing(CheckpointTopic(call.config, services.clock, owned=write)) as log,
     ):
         published: Mapping[str, Checkpoint] = {}
-        records = log.read()
-        if before_ms is not None:
-            tasks = [task] if task else [task_name(number) for number in range(call.config.tasks)]
-            checkpoint_ids = tuple(newest_before(records, tasks, before_ms))
-        goal = Goal(checkpoint_ids, task)
-        rollbacks: Sequence[Rollback] = plan(services, records, goal, check_blobs=not write)
+        rollbacks: Sequence[Rollback] = plan(services, log.read(), goal, check_blobs=not write)
         offsets, topic_ids = _input(rollbacks)
         problems = missing_input(call.config, services.clock, offsets, topic_ids)
         if write:

@@ -26,7 +26,14 @@ from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import keep_in_layout
-from statemgr.flows.rollback import Rollback, check_alone, find_targets, plan_rollback, prepare_rollback
+from statemgr.flows.rollback import (
+    Rollback,
+    check_alone,
+    find_targets,
+    newest_before,
+    plan_rollback,
+    prepare_rollback,
+)
 from statemgr.flows.upkeep import find_damage
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, MicroBatch
@@ -42,14 +49,19 @@ _ANY_STORES = Permissions(allow_new_stores=True, allow_removed_stores=True, allo
 @dataclass(frozen=True)
 class Goal:
     """Where to go back to. ``task``: the only task that goes back; None for all. ``checkpoint_ids``: one that all these
-    tasks retain, or one for each task."""
+    tasks retain, or one for each task. ``before_ms``: in their place, the newest checkpoint of each task from before
+    that time (epoch milliseconds)."""
 
     checkpoint_ids: Collection[str]
     task: str | None = None
+    before_ms: int | None = None
 
     def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
         """Task → its checkpoint. Raises: MissingState, InvalidError."""
-        targets = find_targets(records, tasks, self.checkpoint_ids)
+        if self.before_ms is not None:
+            targets = newest_before(records, tasks, self.before_ms)
+        else:
+            targets = find_targets(records, tasks, self.checkpoint_ids)
         if self.task is not None:
             check_alone(records[self.task], targets[self.task])
         return targets
@@ -156,7 +168,7 @@ def keep(
     if not retaining:
         return keep_in_layout(services, log, checkpoint_id, is_kept=is_kept)
     alone = retaining[0] if len(retaining) == 1 else None
-    published = roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept))[1]
+    published = roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept=is_kept))[1]
     return {task: checkpoint.kept for task, checkpoint in published.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,15 @@ from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
 from statemgr.errors import MissingState
-from statemgr.operations.copy.exported import decode_export, encode_export
+from statemgr.model.checkpoint import Checkpoint
+from statemgr.operations.copy.exported import decode_export, export
 from statemgr.reader import JobReader
+from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK, attempt, blob_files, commit, current
-from tests.histories import check_state, history, identity_of, job
+from tests.histories import OTHER, check_state, history, identity_of, job
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS, contents, with_changes
-from tests.kafka_jobs import committed, make_topics
+from tests.kafka_jobs import committed, make_topic, make_topics, send
 from tests.operations.copy.test_copy import new_job
 from tests.servers import KafkaServer
 
@@ -93,7 +95,6 @@ def test_an_export_goes_to_standard_output(kafka: KafkaServer, tmp_path: Path, r
     done = run(source, "export", "-")
     header, *lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert (header["job"], header["records"], len(lines)) == (source.job_name, 2, 2)
-    assert [line["checkpoint_id"] for line in lines] == [identity_of(source, 1), identity_of(source, 0)]
 
 
 def test_what_only_kafka_has_is_named(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
@@ -110,21 +111,22 @@ def test_what_only_kafka_has_is_named(kafka: KafkaServer, tmp_path: Path, run: R
     target = new_job(source, tmp_path)
     failed = run(source, "copy", "--write", to=target)
     assert failed.exit_code == 4, failed.output
-    assert "only Kafka had the state of totals" in failed.stderr
+    assert "lacks the state of totals" in failed.stderr
     check_nothing_was_published(target)
 
 
 def test_blobs_that_are_gone_since_the_export(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The error names a blob, and nothing is published."""
+    """If no checkpoint is whole, the copy is refused, also without --write."""
     source = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS)
     commit(source, {b"%05d" % number: b"v" * 100 for number in range(3000)}, 1)
     assert run(source, "export", "export.jsonl").exit_code == 0
     for path in blob_files(tmp_path):
         (tmp_path / "blobs" / path).unlink()
     target = new_job(source, tmp_path)
-    failed = run(source, "copy", "--write", to=target)
-    assert failed.exit_code == 4, failed.output
-    assert "blob=" in failed.stderr
+    for arguments in ((), ("--write",)):
+        failed = run(source, "copy", *arguments, to=target)
+        assert failed.exit_code == 4, failed.output
+        assert "no checkpoint of the export has all of its blobs" in failed.stderr
     check_nothing_was_published(target)
 
 
@@ -135,6 +137,8 @@ def test_blobs_that_are_gone_since_the_export(kafka: KafkaServer, tmp_path: Path
         (("orders-0=-5",), 2, "give TOPIC-PARTITION=OFFSET"),
         (("orders=5",), 2, "is not a source partition"),
         (("more-0=5",), 2, "there is no offset for more-1"),
+        (("orders-0=5", "orders-0=6"), 2, "give one offset for each partition"),
+        (("orders-0=5",), 2, "orders-0 ends at offset 2 now, before 5"),
     ],
 )
 def test_offsets_that_cannot_be(
@@ -142,13 +146,17 @@ def test_offsets_that_cannot_be(
 ) -> None:
     """A topic has offsets of one cluster."""
     source = job(kafka, tmp_path, backup=("blob-store",))
-    commit(source, {b"a": b"1"}, {"orders-0": 1, "more-0": 2, "more-1": 3})
+    topic = kafka.fresh_name("orders")
+    inputs = tuple(text.replace("orders", topic, 1) for text in inputs)
+    commit(source, {b"a": b"1"}, {f"{topic}-0": 1, "more-0": 2, "more-1": 3})
+    make_topic(source, topic)
+    send(source, topic, [(b"a", b"1"), (b"b", b"2")])
     run(source, "export", "export.jsonl")
     target = new_job(source, tmp_path)
     options = [word for one in inputs for word in ("--input", one)]
     failed = run(source, "copy", *options, "--write", to=target)
     assert failed.exit_code == status, failed.output
-    assert text in failed.stderr
+    assert text.replace("orders", topic) in failed.stderr
     check_nothing_was_published(target)
 
 
@@ -163,6 +171,82 @@ def test_spark_has_its_offsets_in_the_batch(kafka: KafkaServer, tmp_path: Path, 
     assert "the job runs on Spark" in failed.stderr
 
 
+def test_the_job_went_on_for_a_while_after_the_export(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The newest checkpoints of the file have lost their blobs by then. The copy takes the newest one that is whole,
+    and does not take a damaged one that somebody names."""
+    retained = {"task__checkpoint__retained": 3, "task__commit__snapshot__interval": ["1 commit"]}
+    source = job(kafka, tmp_path, backup=("blob-store",), kind=SNAPSHOTS, **retained)
+    states, ids = [], []
+    for number in range(3):
+        states.append({b"%05d" % key: b"%d" % number * 100 for key in range(3000)})
+        commit(source, dict(states[-1]), number)
+        ids.append(identity_of(source, 0))
+    assert run(source, "export", "export.jsonl").exit_code == 0
+    tag = CliRunner().invoke(cli, ["checkpoints", "tag", ids[1], "--keep"])
+    assert tag.exit_code == 0, tag.output
+    for number in range(3, 7):
+        commit(source, {b"%05d" % key: b"%d" % number * 100 for key in range(3000)}, number)
+    target = new_job(source, tmp_path)
+    refused = run(source, "copy", "--checkpoint", ids[2], to=target)
+    assert refused.exit_code == 4, refused.output
+    assert f"checkpoint {ids[2]} lacks the state of totals" in refused.stderr
+    looked = run(source, "copy", to=target)
+    assert json.loads(looked.stdout)["tasks"][0]["checkpoint_id"] == ids[1]
+    assert run(source, "copy", "--write", to=target).exit_code == 0
+    assert contents(target) == ({"totals": states[1]}, {"orders-0": 1})
+
+
+def test_all_tasks_of_a_spark_job_take_the_same_batch(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Their records share what they have in common. If one task has lost a blob, all go to the batch before."""
+    source = job(kafka, tmp_path, tasks=2, backup=("blob-store",), kind=SNAPSHOTS)
+    rows = {b"%05d" % key: b"v" * 100 for key in range(3000)}
+    with StateManager(source, "spark-hash(string)") as driver:
+        for number in range(2):
+            epoch = driver.acquire()
+            items = {key: b"%d" % number + value for key, value in rows.items()}
+            prepared = [attempt(source, epoch, task, items, number) for task in (TASK, OTHER)]
+            driver.publish(prepared, MicroBatch("query", number, str(number), str(number + 1)))
+    assert run(source, "export", "export.jsonl").exit_code == 0
+    lines = (tmp_path / "export.jsonl").read_bytes()
+    assert json.loads(lines.splitlines()[0])["records"] == 6, "a job record and two of tasks for each batch"
+    newest = current(source, OTHER)
+    assert newest is not None
+    older = set(needed(source, newest.checkpoints[1]))
+    lost = next(blob for blob in needed(source, newest.current) if blob not in older)
+    (tmp_path / "blobs" / lost).unlink()
+    looked = json.loads(run(source, "copy", to=new_job(source, tmp_path)).stdout)
+    assert {one["checkpoint_id"] for one in looked["tasks"]} == {str(newest.checkpoints[1].checkpoint_id)}
+
+
+def needed(config: JobConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return the blobs that the second task needs at a checkpoint."""
+    marker = checkpoint.marker("blob-store", "totals")
+    assert marker is not None
+    with closing(open_services(config)) as services:
+        manager = services.backup_manager("blob-store")
+        return list(manager.referenced_blobs(services.identity(OTHER, "totals"), marker) or ())
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "missing parent"])
+def test_places_that_are_no_files(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
+    """Nothing there changes, and nothing else is left."""
+    source = job(kafka, tmp_path, backup=("blob-store",))
+    history(source, 1)
+    place = tmp_path / "place"
+    if kind == "directory":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to(tmp_path / "other")
+    else:
+        place = place / "more"
+    write_toml(source, tmp_path / "job.toml")
+    before = sorted(tmp_path.iterdir())
+    failed = run(source, "export", str(place))
+    assert failed.exit_code == 2
+    assert "hint:" in failed.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_damaged_exports(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Each is refused with what is wrong."""
     source = job(kafka, tmp_path, backup=("blob-store",))
@@ -170,7 +254,7 @@ def test_damaged_exports(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     with JobReader(source) as reader:
         records = reader.records()
     name, number = source.job_name, source.job_id
-    data = encode_export(records, 1)
+    data = b"".join(export(source, records, 1))
     found = decode_export(data, name, number)
     assert [c.checkpoint_id for c in found["Partition 0"].checkpoints] == [
         c.checkpoint_id for c in records["Partition 0"].checkpoints

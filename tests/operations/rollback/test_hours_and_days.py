@@ -128,3 +128,16 @@ def test_the_keys_can_change_at_a_restart(tester: JobTester) -> None:
     tester.send("orders", "a", "x", partition=0)
     tester.commit()
     assert times(tester) == [at(54), at(53.5)]
+
+
+def test_tasks_that_share_an_id_go_back_a_second_time(tester: JobTester, tmp_path: Path) -> None:
+    """After a rollback, both tasks have the same ID. One goes on, the other one stays there: each finds its own."""
+    tester.stop()
+    back = ("checkpoints", "rollback", "--before", "2024-01-03T05:15", "--write")
+    assert run(tester, tmp_path, *back).exit_code == 0
+    tester.restore(settings={"task.inputs": ["orders"]})
+    tester.send("orders", "a", "x", partition=0)
+    tester.commit()
+    tester.stop()
+    again = run(tester, tmp_path, "checkpoints", "rollback", "--before", "2100-01-01", "--json")
+    assert again.exit_code == 0, again.output
