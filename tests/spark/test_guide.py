@@ -81,7 +81,6 @@ def test_a_function_of_your_own(pipeline: MakePipeline, tmp_path: Path, monkeypa
     }.items():
         assert old in program
         program = program.replace(old, new)
-    (tmp_path / "totals").mkdir()
     names: dict[str, Any] = {"__name__": "__main__", "spark": job.spark}
 
     exec(program, names)

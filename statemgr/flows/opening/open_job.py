@@ -226,8 +226,9 @@ def _refuse_reserved(services: Services, log: CheckpointLog, tasks: Collection[s
         if permit.adoption:
             message = "an adoption of this job has begun and has not ended"
             hint = (
-                "continue it with `statemgr adopt --write`; to give it up, delete the new changelogs, and run "
-                "`statemgr permit --revoke`"
+                "continue it with `statemgr adopt --write`; to give it up, run `statemgr permit --revoke`, and delete "
+                "the changelogs that it created. With `--in-place` it created none: delete no topic, they are the old "
+                "job's"
             )
         elif permit.unknown:
             message = f"this version does not know the permission {permit.unknown[0]!r}"

@@ -88,7 +88,7 @@ def dry_run(
         return Adopted(None, checkpoints=done)
     found = look(old, services.clock, request, with_counts=counting, progress=progress)
     check_target(services, found, blobs, in_place=in_place)
-    with _what_to_remove(services):
+    with _what_to_remove(services, in_place=in_place):
         refuse_lost_job(services, look_at_blobs=not (in_place and found.snapshots))
     return Adopted(found, blobs.count(found) if counting and blobs is not None else {})
 
@@ -118,7 +118,7 @@ def adopt(
     found = look(old, services.clock, request, time_ms=services.changelog().time_ms, progress=progress)  # 1
     check_target(services, found, blobs, in_place=in_place)
     keeps_old_blobs = in_place and bool(found.snapshots)
-    with _what_to_remove(services):
+    with _what_to_remove(services, in_place=in_place):
         JobTopics(services).ensure(allow_empty_start=keeps_old_blobs)
     names = [task_name(index) for index in range(config.tasks)]
     if done := earlier(only_settled=True):  # the look may take a minute, and nobody is fenced yet
@@ -126,7 +126,7 @@ def adopt(
     with ExitStack() as undo, Owner.take(services, log) as owner:  # 2
         if done := earlier(only_settled=False):
             return Adopted(None, checkpoints=done)
-        with _what_to_remove(services):
+        with _what_to_remove(services, in_place=in_place):
             refuse_lost_job(services, look_at_blobs=not keeps_old_blobs)
         _reserve(services, log, owner.publisher, names)
         copies = LocalCopies(services, services.ids.attempt_id(), local_copies)
@@ -159,17 +159,24 @@ def adopt(
 
 
 @contextmanager
-def _what_to_remove(services: Services) -> Iterator[None]:
+def _what_to_remove(services: Services, *, in_place: bool) -> Iterator[None]:
     """A context manager in which the refusal of a job that has lost its checkpoints says what to do for an adoption."""
     try:
         yield
     except PermissionNeeded as error:
         here, config = services.task_directory(task_name(0)).parent, services.config
+        hint = (
+            f"to adopt again, remove the directory {here} on this machine, or set another job.name. Delete none of the "
+            "topics and blobs that `--in-place` adopts: they are the only state"
+            if in_place
+            else "to adopt again after you have deleted the new job's topics, also remove the directory "
+            f"{here} on this machine and the blobs below {config.job_key}/, or set another job.name. Delete nothing "
+            "that an adoption with `--in-place` has taken over: it is the only state"
+        )
         raise PermissionNeeded(
             error.message,
-            hint=f"to adopt again after you have deleted the new job's topics, also remove the directory {here} on "
-            f"this machine and the blobs below {config.job_key}/, or set another job.name. If nobody has deleted them, "
-            "check kafka.bootstrap.servers and task.checkpoint.topic",
+            hint=f"{hint}. If nobody has deleted the checkpoints, check kafka.bootstrap.servers and "
+            "task.checkpoint.topic",
             **error.where,
         ) from None
 

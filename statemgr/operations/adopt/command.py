@@ -193,6 +193,11 @@ def command(
         settle_s = _SETTLE_CHECKPOINTS_S if isinstance(chosen, CheckpointingOrigin) else _SETTLE_S
     if init:
         config = JobConfig.from_mapping({"job.name": "adopt", _ANY_STORE: "memory"}, overrides(settings))
+        if blobs and not in_place and config.blob_uri is None:
+            raise click.UsageError(
+                "--blobs without --in-place uploads the snapshots as the new job's own: say where to with --set "
+                "blob.store.uri=URI"
+            )
     else:
         config = JobConfig.from_file(config_file, overrides(settings))
     request = Request(

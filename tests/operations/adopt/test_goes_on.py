@@ -10,6 +10,7 @@ import pytest
 from statemgr import JobConfig
 from statemgr.blobs import open_raw_blob_store
 from statemgr.errors import PermissionNeeded
+from statemgr.operations.adopt import adopt as flow
 from statemgr.operations.adopt.adopt import adopt, dry_run
 from statemgr.ports import list_blobs
 from statemgr.testing.memory_servers import MemoryServers
@@ -114,3 +115,33 @@ def test_the_newer_state_of_the_old_job_is_adopted_again(servers: MemoryServers)
     assert job.adopt().old is not None
     with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
         assert task.store("totals").get(KEYS[1][0]) == b"newer"
+
+
+def test_no_hint_says_to_delete_what_is_adopted_in_place(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changelog of the old job is the only state, whether the adoption was killed or its checkpoints are lost."""
+    job = MemoryJob(servers, {"min.compaction.lag.ms": "14400000"})
+
+    def killed(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flow, "read_published", killed)
+        with pytest.raises(KeyboardInterrupt):
+            job.adopt(in_place=True)
+    with pytest.raises(PermissionNeeded, match="has begun and has not ended") as raised:
+        job.open(0)
+    assert "With `--in-place` it created none: delete no topic" in str(raised.value.hint)
+    job.adopt(in_place=True)
+    job.commit()
+    job.broker.delete(job.config.checkpoint_topic)
+    for run, more in ((dry_run, {"counting": False}), (adopt, {})):
+        with pytest.raises(PermissionNeeded, match="this machine has published state") as raised:
+            job.adopt(run=run, in_place=True, **more)
+        assert "Delete none of the topics and blobs that `--in-place` adopts" in str(raised.value.hint)
+        assert "blobs below" not in str(raised.value.hint)
+    rmtree(job.config.state_dir / job.config.job_key)
+    job.adopt(in_place=True)
+    with servers.manager(job.config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
+        assert task.store("totals").get(KEYS[1][0]) == b"2"

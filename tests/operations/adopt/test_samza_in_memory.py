@@ -9,7 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.kafka.temporary_topic import BrokerTime
 from statemgr.operations.adopt import adopt as flow
@@ -177,3 +179,13 @@ def test_in_place_the_state_cannot_be_written_again(job: MemoryJob, monkeypatch:
     assert adopted.old is not None
     assert any("open every task of the new job before" in note for note in adopted.old.notes)
     assert job.adopt(REQUEST, in_place=True).old is None
+
+
+def test_a_configuration_for_uploaded_snapshots_says_where_they_go() -> None:
+    """The command says so before it looks at the old job, which takes more than a minute."""
+    old = ["adopt", "--from", "samza", "--job", "old", "--blobs", "file:///old"]
+    refused = CliRunner().invoke(cli, [*old, "--init"])
+    assert refused.exit_code == 2
+    assert "--set blob.store.uri=URI" in " ".join(refused.output.split())
+    for enough in ("--in-place", "--set=blob.store.uri=file:///new"):
+        assert "kafka.bootstrap.servers is not set" in CliRunner().invoke(cli, [*old, "--init", enough]).output
