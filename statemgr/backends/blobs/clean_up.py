@@ -70,6 +70,8 @@ class Cleaner:
         self._gone: dict[str, None] = {}
         #: store → its retained markers when it was cleaned up last
         self._retained: dict[StoreIdentity, dict[BlobMarker, Needs]] = {}
+        #: store → its retained snapshots when it was cleaned up last: their blobs, and the index before
+        self._snapshots: dict[StoreIdentity, dict[BlobRef, tuple[frozenset[str], BlobRef | None]]] = {}
         #: stores whose last clean-up did all of its steps
         self._done: set[StoreIdentity] = set()
         #: task → when all its undeleted blobs of segments were tried last
@@ -170,17 +172,24 @@ class Cleaner:
         if only_evicted and not starts:
             return []
         live = set(kept_ids)
+        known = self._snapshots.get(identity, {})
+        names = {blob: blob for blobs, _ in known.values() for blob in blobs}  # snapshots share most of their blobs
+        self._snapshots[identity] = found = {ref: known[ref] for ref in kept if ref in known}
         for ref in kept:
-            try:
-                index = self._catalogue.index(identity, ref)
-            except (MissingBlob, CorruptBlob) as error:
-                if ref is kept[0]:
-                    raise
-                _nothing_is_deleted(identity, error)
-                return []
-            live.update(blob.blob_id for blob in index.blobs())
-            if index.previous and index.previous.blob_id not in kept_ids:
-                starts.append(index.previous)
+            if ref not in found:
+                try:
+                    index = self._catalogue.index(identity, ref)
+                except (MissingBlob, CorruptBlob) as error:
+                    if ref is kept[0]:
+                        raise
+                    _nothing_is_deleted(identity, error)
+                    return []
+                blobs = frozenset(names.setdefault(blob.blob_id, blob.blob_id) for blob in index.blobs())
+                found[ref] = blobs, index.previous
+            blobs, previous = found[ref]
+            live |= blobs
+            if previous and previous.blob_id not in kept_ids:
+                starts.append(previous)
         garbage = self._oldest_first(identity, starts, kept_ids)
         return [error for found in garbage for error in self._delete_snapshot(identity, *found, live)]
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from statemgr.backends.blobs import catalogue
 from statemgr.blobs.file import FileBlobStore
 from statemgr.errors import (
     CorruptBlob,
@@ -402,6 +403,20 @@ def test_clean_up_with_several_retained(snapshots: Snapshots) -> None:
     markers = chain(snapshots, 4)
     snapshots.clean_up([markers[0], markers[2]], [markers[3], markers[2], markers[1]])
     assert snapshots.names() == snapshots.referenced(*markers[1:])
+
+
+def test_a_clean_up_reads_the_index_of_a_retained_checkpoint_once(
+    snapshots: Snapshots, blobs: FaultyBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if more checkpoints are retained than the process can remember indexes of."""
+    monkeypatch.setattr(catalogue, "_INDEXES", 1)
+    monkeypatch.setattr(catalogue, "_INDEX_BYTES", 0)
+    markers = chain(snapshots, 12)
+    snapshots.clean_up([markers[0]], markers[:0:-1])
+    blobs.calls.clear()
+    snapshots.clean_up([markers[1]], markers[:1:-1])
+    assert blobs.count("get") == 1, "that of the evicted one"
+    assert snapshots.names() == snapshots.referenced(*markers[2:])
 
 
 def test_clean_up_is_idempotent(snapshots: Snapshots, blobs: FaultyBlobStore) -> None:
