@@ -46,7 +46,8 @@ def _offsets(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     callback=checkpoint_id_of,
     metavar="ID",
     multiple=True,
-    help="A retained checkpoint. Repeat it where each task has IDs of its own. Default: the current ones.",
+    help="A retained checkpoint. Repeat it where each task has IDs of its own. Default: the current ones; with --from, "
+    "the newest ones that still have all of their blobs.",
 )
 @click.option(
     "--from",
