@@ -58,7 +58,7 @@ from statemgr.ports import no_progress
 from statemgr.services import Services
 from statemgr.transfer import downloads
 from statemgr.wiring import open_services
-from tests.simulation.model import STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
 from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, OwnerOfAll, TaskOwner, live
 from tests.simulation.scheduler import Scheduler
@@ -82,8 +82,8 @@ PATIENCE_S = 3600.0
 _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
 #: What one of two backends may lose.
 _LOSSES = ("nothing", "blob", "bit", "records", "tail", "topic")
-#: The key of each row of the input, which belongs to the first task whatever their number is.
-_ROW = b"b"
+#: The key of each row of a partition of the input. It belongs to the task of this number, whatever their number is.
+_ROWS = (b"b", b"d", b"c", b"f")
 #: The key of another job's records on the checkpoint topic.
 _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 
@@ -272,7 +272,7 @@ class History:
                 kind = LoopMember
             if kind is TaskOwner and self._has_owners_of_all:
                 kind = OwnerOfAll
-            if self.operators.parts:  # the input has one partition, and a driver works on all tasks
+            if self.operators.parts:  # others work on all tasks
                 kind = TaskOwner
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
             self._owners.append(_Started(process, thread, config, kind))
@@ -307,7 +307,8 @@ class History:
             self.broker.compact_all()
         is_suspended = any(one.process.alive and one.process.paused_until > scheduler.now for one in self._owners)
         collects = scheduler.chance(f"gc after {number}", 0.6 if is_suspended else 0.2)
-        if collects and self.operators.may_collect():
+        if collects:
+            self.operators.let_collect()
             machine = f"machine-{scheduler.decide(f'machine of gc {number}', 2)}"
             self._in_process(f"gc-{number}", machine, partial(self._collect, at_peace=False))
         self.operators.act(number)
@@ -460,7 +461,7 @@ class History:
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
             if not self.over and self.has_member:
-                end = self.broker.end(TOPIC, 0, only_settled=False)
+                end = self.end(SOURCE)
                 self.feed(end + self.scheduler.decide(f"input after {end}", 6))
             self._look_after_servers()
 
@@ -532,10 +533,16 @@ class History:
         """The threads of a process."""
         return Executors()
 
-    def feed(self, end: int) -> None:
-        """Let the input have records up to this offset."""
-        for _ in range(self.broker.end(TOPIC, 0, only_settled=False), end):
-            self.broker.append(TOPIC, 0, _ROW, b"")
+    def feed(self, end: int, source: str = SOURCE) -> None:
+        """Let a partition of the input have records up to this offset."""
+        topic, _, number = source.rpartition("-")
+        for _ in range(self.end(source), end):
+            self.broker.append(topic, int(number), _ROWS[int(number)], b"")
+
+    def end(self, source: str) -> int:
+        """Where a partition of the input ends."""
+        topic, _, number = source.rpartition("-")
+        return self.broker.end(topic, int(number), only_settled=False)
 
     # --- peace ---------------------------------------------------------------------------------------------------
 
@@ -553,8 +560,9 @@ class History:
                 self._lose_tail(topic, "at peace")
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
-        if self.operators.is_rescaled and not self.operators.stays_rescaled:
+        if self.operators.goes_back_at_peace:
             self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
+            self._in_process("settle", "machine-0", partial(self.operators.settle, "settle"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
         if "damaged blob" in self.seen:  # whoever reads it notices it, and the next commit stores everything again

@@ -7,7 +7,7 @@ checkpoint is what the changes before its offset make.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 
@@ -40,6 +40,11 @@ _FOREIGN = ("somebody else has written", "records that this job did not write")
 _EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "UnavailableError"}
 
 
+def input_topic(tasks: int) -> str:
+    """The input of the layout that a rescale has made, with a partition for each task."""
+    return f"{TOPIC}-of-{tasks}"
+
+
 class Wrong(AssertionError):
     """The history broke a property."""
 
@@ -54,6 +59,7 @@ class Model:
         going_back: where rollbacks go that have not ended, or whose outcome nobody knows.
         kept: the IDs of checkpoints that somebody was told are kept.
         was_rescaled: whether the job may have had another number of tasks.
+        source: the partition of the input that the task reads.
         owns: says whether a key belongs to the task.
         is_there: says whether the checkpoint topic has a record of a checkpoint.
         was_damaged: says whether somebody has read wrong bytes, or blobs were lost.
@@ -66,7 +72,8 @@ class Model:
         self.ttl_s = (None, None, None, 100.0)[scheduler.decide("ttl", 4)]
         #: offset of the input → when its change was made first and last
         self._made: dict[int, tuple[float, float]] = {}
-        self._begins = 0
+        #: where its part of the input begins, and the state there
+        self._begins, self._first = 0, dict[str, Entries]((store, {}) for store in STORES)
         #: each position that somebody was told is current, the newest one last
         self._acked = [0]
         self.acks = self.losses = self._went_back = 0
@@ -76,19 +83,27 @@ class Model:
         #: the sequence number of the last rollback
         self._went_back_at = 0
         self.was_rescaled = False
+        self.source = SOURCE
         self.was_damaged: Callable[[], bool] = lambda: False
         self.owns: Callable[[bytes], bool] = lambda key: True
         self.is_there: Callable[[str], bool] = lambda checkpoint_id: True
 
-    def begin_at(self, position: int) -> None:
-        """Let the job begin with the state at a position."""
+    def begin_at(self, position: int, first: State | None = None) -> None:
+        """Let the job begin at a position with a state; None for what the changes before it make."""
+        self._first = self.state_at(position) if first is None else first
         self._begins, self._acked, self.acks, self.tried = position, [position], 1, Counter({position: 1})
 
-    def part(self, number: int, tasks: int, position: int) -> Model:
-        """The model of one of the tasks that a rescale has made at a position: it has a part of the keys."""
+    def part(self, number: int, tasks: int, before: Sequence[Model], offsets: Mapping[str, int]) -> Model:
+        """The model of one of the tasks that a rescale has made of those ``before``, at their offsets of the input. It
+        has a part of the keys of each, and reads a partition of another topic, from the position of one of them."""
         made = copy(self)
+        made.source = f"{input_topic(tasks)}-{number}"
         made.owns = lambda key: murmur2([key])[0] % tasks == number
-        made.begin_at(position)
+        first: State = {store: {} for store in STORES}
+        for part in before:
+            for store, entries in part.state_at(part.at(offsets)).items():
+                first[store] |= {key: value for key, value in entries.items() if made.owns(key)}
+        made.begin_at(before[number % len(before)].at(offsets), first)
         made.going_back, made.kept, made._went_back_at = [], set(), 0
         return made
 
@@ -97,9 +112,13 @@ class Model:
         """The position in the input that somebody was told is published."""
         return self._acked[-1]
 
+    def at(self, offsets: Mapping[str, int]) -> int:
+        """The position at offsets of the input. The first checkpoint of a rescale has none of the new topic."""
+        return offsets.get(self.source, self._begins)
+
     def position(self, checkpoint: Checkpoint) -> int:
-        """The position of a checkpoint in the input. Of the tasks that a rescale makes, one is told the offset."""
-        return checkpoint.input_offsets.get(SOURCE, self._begins)
+        """The position of a checkpoint in the input."""
+        return self.at(checkpoint.input_offsets)
 
     def _acknowledge(self, position: int) -> None:
         if position > self.acked:
@@ -125,8 +144,8 @@ class Model:
 
     def state_at(self, position: int) -> State:
         """What the changes before an offset make."""
-        state: State = {store: {} for store in STORES}
-        for number in range(position):
+        state = {store: dict(entries) for store, entries in self._first.items()}
+        for number in range(self._begins, position):
             store, key, value = self.change(number)
             if value is None or not self.owns(key):
                 state[store].pop(key, None)

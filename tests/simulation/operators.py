@@ -8,10 +8,12 @@ leaves behind, whoever opens the job next finds out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
 
 from statemgr import JobConfig, StateManager
 from statemgr.config.factories import KAFKA_CHANGELOG
@@ -28,7 +30,7 @@ from statemgr.flows.owner import Owner as JobOwner
 from statemgr.health.stages import positions
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
 from statemgr.model.jobs.stages import Stage, changed_keys, published_together, step_back, step_forward
 from statemgr.operations.adopt.adopt import adopt
 from statemgr.operations.adopt.found import Request
@@ -49,7 +51,7 @@ from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
 from statemgr.testing.memory_kafka import Group
-from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong, input_topic
 from tests.simulation.owners import Levelling
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
@@ -69,7 +71,7 @@ _TOO_LATE = (
     "cannot go back alone",
     "retains several of these checkpoints",
     "an exact rewind is impossible",  # compaction may have changed what an older checkpoint needs
-    "and another task at",  # owners have committed since the tasks were at one offset
+    "that were written for",  # owners have read on in a partition that goes away
 )
 #: What another rescale, which was given on another machine, does to the new changelogs: it writes them, or deletes them
 #: to make them itself.
@@ -82,7 +84,7 @@ _OF_ANOTHER_RESCALE = (
 #: The partitioner of the input's producers, which the state of a single task does not show.
 _PARTITIONER = "murmur2"
 #: The numbers of tasks that rescales give a job, each of them once: an owner that was suspended for long may come back
-#: with the configuration of an older layout. In each layout, the rows of the input belong to the first task.
+#: with the configuration of an older layout.
 _LAYOUTS = (2, 4)
 #: The end of the name of a machine on which somebody else gives the same command with another number of tasks.
 _ELSEWHERE = " of somebody else"
@@ -115,21 +117,20 @@ class Operators:
         self.adopted: bool | None = None
         #: whether a command has reported that it did this itself
         self._was_adopted_by_one = False
-        #: whether a rescale may be in force
-        self.is_rescaled = False
-        #: whether the layout before the last rescale is still there for sure
-        self._may_undo = True
+        #: the parts of the layout that can be brought back for sure; None if there is none
+        self._before: list[Model] | None = None
+        #: whether the last rescale has begun with the layout in which owners work
+        self._is_next = False
         self._rescaled_s = 0.0
         #: the stores whose changelogs a rescale may have begun to write, and died
         self._begun_changelogs = set[str]()
         #: the rescale commands that were given: their numbers and machines
         self._rescales = set[tuple[str, str]]()
-        #: the number of tasks that the last rescale has made, and those that any has made
-        self._tasks = 0
+        #: the numbers of tasks that rescales have made
         self._used = set[int]()
-        #: the models of the tasks of a rescale that is in force for sure, and configuration keys with their new values
+        #: the models of the tasks of the rescale that is in force, and configuration keys with their new values
         self.parts: list[Model] = []
-        self.layout: Mapping[str, int | str] = {}
+        self.layout: Mapping[str, object] = {}
 
     def begin_with_an_old_job(self) -> None:
         """Other software has run the job: there are its changelogs, and the offset of its group. Adopt it."""
@@ -156,7 +157,7 @@ class Operators:
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
-        if history.stages and not self.is_rescaled and scheduler.chance(f"step after {number}", 0.6):
+        if history.stages and not self.parts and scheduler.chance(f"step after {number}", 0.6):
             self._give(f"migrate-{number}", "operator", number, self._migrate)
         if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
             self._give(f"adopt again-{number}", "operator", number, self._adopt)
@@ -170,13 +171,15 @@ class Operators:
         may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
         if self.parts:  # owners work in the new layout
             commands |= {"rollback": self._go_back, "keep": self._keep}
+            if self._scheduler.chance(f"old file after {number}", 0.25):
+                self._give(f"old rollback-{number}", "operator", number, self._go_back_with_an_old_file)
             if may_rescale and scheduler.chance(f"rescale again after {number}", 0.5):
-                commands = {"rescale": self._level_and_rescale}
+                commands = {"rescale": self._rescale}
             if "rescale" in commands or scheduler.chance(f"command in the new layout after {number}", 0.5):
                 self._choose(commands, number)
             self._undo(number, f"machine-{number % 2}")
             return
-        may_rescale = may_rescale and history.tasks == 1 and not self.is_rescaled
+        may_rescale = may_rescale and history.tasks == 1
         may_rescale = may_rescale and not history.loses_checkpoints and not history.has_member
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
@@ -194,35 +197,37 @@ class Operators:
         self._undo(number, f"machine-{number % 2}")
 
     def _choose(self, commands: Mapping[str, Command], number: int) -> None:
-        """Give one of the commands. After a rescale, it goes on when its outcome is known for sure."""
+        """Give one of the commands."""
         decide = self._scheduler.decide
         kind = [*commands][decide(f"kind of command after {number}", len(commands))]
         machine = f"machine-{decide(f'machine of command {number}', 3)}"
         self._give(f"{kind}-{number}", machine, number, commands[kind], on_two_machines=kind == "rescale")
         if kind == "rescale" and self._model.was_rescaled:
-            for run in range(_RUNS):
-                if self._give(f"settle-{number}-{run}", machine, number, self._settle):
-                    return
-            raise Wrong(f"nobody could take the job in {_RUNS} runs")
+            self._know_the_layout(f"settle-{number}", machine, number)
 
-    def may_collect(self) -> bool:
-        """Whether garbage may be collected: not while nobody knows the layout. After a day, this ends the way back."""
-        if self.is_rescaled and not self.parts:
-            return False
+    def _know_the_layout(self, name: str, machine: str, number: int) -> None:
+        """After a rescale or an undo, it goes on when the outcome is known for sure."""
+        for run in range(_RUNS):
+            if self._give(f"{name}-{run}", machine, number, self.settle):
+                return
+        raise Wrong(f"nobody could take the job in {_RUNS} runs")
+
+    def let_collect(self) -> None:
+        """Garbage is about to be collected. After a day, this ends the way back."""
         if self._scheduler.now - self._rescaled_s > _COLLECTED_S:
-            self._may_undo = False
-        return True
+            self._before = None
 
     @property
-    def stays_rescaled(self) -> bool:
-        """Whether the job is in the new layout, and nobody goes back."""
-        return bool(self.parts) and (not self._may_undo or self._scheduler.decide("stays rescaled", 2) > 0)
+    def goes_back_at_peace(self) -> bool:
+        """Whether somebody takes the last rescale back in the end."""
+        return self._before is not None and self._scheduler.decide("stays rescaled", 2) == 0
 
     def _undo(self, number: int, machine: str) -> None:
         if self._scheduler.chance(f"undo after {number}", 0.3):
             for life in range(3):
-                if self.is_rescaled and self._may_undo:
+                if self._before is not None:
                     self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
+                    self._know_the_layout(f"settle undo-{number}-{life}", machine, number)
 
     def _give(self, name: str, machine: str, number: int, work: Command, *, on_two_machines: bool = False) -> bool:
         """Give a command until it ends well, up to three times, and sometimes twice at once. Returns: whether it
@@ -444,6 +449,14 @@ class Operators:
                 parts[task].going_back.remove(target)
             self._scheduler.note(f"rolled back to {targets}")
 
+    def _go_back_with_an_old_file(self, moment: str, config: JobConfig) -> None:
+        """Somebody with the configuration from before a rescale makes an older checkpoint current again."""
+        old = self._history.config(config.state_dir.name, 0, **{"job.name": config.job_name})
+        with self._opened(old, owned=True) as (services, log), suppress(LayoutMismatch):
+            oldest = log.read()[TASK].checkpoints[-1]
+            roll_back(services, log, JobTopics(services), Goal((str(oldest.checkpoint_id),), None))
+            raise Wrong(f"one of {len(self.parts)} tasks has gone back")
+
     def _keep(self, moment: str, config: JobConfig) -> None:
         """Keep a checkpoint beyond the retention, or the ones that are kept no longer."""
         parts = self._history.parts
@@ -492,19 +505,21 @@ class Operators:
         self._rescales.add((command, config.state_dir.name))
         self._begun_changelogs |= _changelogs(config)
         with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
-            acked = [(part, part.acked) for _, part in history.parts]
-            records = log.read()
-            if records and len(records) == tasks:
+            if len(log.read()) == tasks:
                 return
+            for named in history.parts[tasks:]:  # their partitions go away, and nothing may be left there
+                with StateManager(config, services=history.services) as manager:
+                    Levelling(history, manager, moment, [named]).run()
+            before = [part for _, part in history.parts]
+            acked, records = [part.acked for part in before], log.read()
             plan = plan_rescale(config, records, tasks, None)
-            # only the first layout's model is there; and what a rescale leaves of the next changelogs stops an undo
-            self._may_undo = not self.parts and len(records) == 1
-            if not self.parts:
-                model.was_rescaled = True
-                self._rescaled_s = self._scheduler.now
+            self._is_next, model.was_rescaled = len(records) == len(before), True
+            self._before = None  # what this leaves of the next changelogs stops an undo
+            self._rescaled_s = self._scheduler.now
             done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         found: State = {store: {} for store in STORES}
+        offsets: dict[str, int] = {}
         for number in range(tasks):
             with (
                 StateManager(plan.new_config, services=history.services) as manager,
@@ -515,24 +530,20 @@ class Operators:
                     if mine.keys() & found[store].keys():
                         raise Wrong(f"two tasks have keys of {store}: {mine.keys() & found[store].keys()}")
                     found[store] |= mine
-                checkpoint = task.last_checkpoint
-                assert checkpoint is not None
-                if number == 0:
-                    position = checkpoint.input_offsets[SOURCE]
-        for part, before in acked:
-            if position < min(before, part.acked, *part.going_back):
-                raise Wrong(f"rescaled at {position}, but {before} was acknowledged before")
-        model.compare_state(position, found, as_of_now=False)
+                assert task.last_checkpoint is not None
+                mine_offsets = task.last_checkpoint.input_offsets
+                if foreign := [source for source in mine_offsets if int(source.rpartition("-")[2]) % tasks != number]:
+                    raise Wrong(f"{task.name} has the offsets of {foreign}")
+                offsets |= mine_offsets
+        for part, at_least in zip(before, acked, strict=True):
+            if part.at(offsets) < min(at_least, part.acked, *part.going_back):
+                raise Wrong(f"rescaled at {offsets}, but {at_least} of {part.source} was acknowledged before")
+            if part.tried[part.at(offsets)] < 1:
+                raise Wrong(f"rescaled at {offsets}, and nobody has committed this of {part.source}")
+        whole = model.part(0, 1, before, offsets)
+        whole.compare_state(whole.acked, found, as_of_now=False)
 
-    def _level_and_rescale(self, moment: str, config: JobConfig) -> None:
-        """Commit all tasks at one offset of the input, because here they share a partition. Then rescale."""
-        target = max(part.acked for part in self.parts)
-        for part in self._history.parts:
-            with StateManager(config, services=self._history.services) as manager:
-                Levelling(self._history, manager, moment, [part]).commit_at(target)
-        self._rescale(moment, config)
-
-    def _settle(self, moment: str, config: JobConfig) -> None:
+    def settle(self, moment: str, config: JobConfig) -> None:
         """Fence everybody, and see which layout the job is in."""
         with (
             self._opened(config, owned=True) as (services, log),
@@ -540,29 +551,37 @@ class Operators:
         ):
             records, retired = log.read(), log.retired()
         self._scheduler.note(f"in the layout with {len(records)} tasks")
-        if len(records) == max(len(self.parts), 1):
+        before, tasks = self.parts or [self._model], len(records)
+        if tasks == len(before):
             return
-        at = records[TASK].current.input_offsets[SOURCE]
-        self.is_rescaled, self._tasks = True, len(records)
-        self._used.add(self._tasks)
-        self.parts = [self._model.part(number, self._tasks, at) for number in range(self._tasks)]
-        self.layout = changes_in_force(config, records)
-        self._may_undo &= bool(retired) and retired[-1].layout.tasks == 1
+        if self._before is not None:  # only an undo leaves it
+            if tasks != max(len(self._before), 1):
+                raise Wrong(f"back in a layout with {tasks} tasks")
+            self._work_in(self._before, config, records)
+            self._before = None
+            return
+        offsets = dict(chain.from_iterable(record.current.input_offsets.items() for record in records.values()))
+        is_known = self._is_next and bool(retired) and retired[-1].layout.tasks == len(before)
+        self._used.add(tasks)
+        with suppress(KafkaException):  # it is there
+            self._history.broker.create(input_topic(tasks), tasks)
+        made = [self._model.part(number, tasks, before, offsets) for number in range(tasks)]
+        for part in made:
+            self._history.feed(part.acked, part.source)
+        if len(self.parts) != tasks:  # nobody else has seen it meanwhile
+            self._before = self.parts if is_known else None
+            self._work_in(made, config, records)
+
+    def _work_in(self, parts: list[Model], config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
+        """Let owners work in this layout, with the configuration that belongs to it."""
+        inputs = {"task.inputs": [input_topic(len(parts))]}
+        self.parts, self.layout = parts, {**changes_in_force(config, records), **inputs} if parts else {}
 
     def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
         """Take a rescale back."""
-        new = JobConfig.from_mapping(config.to_mapping(), {"job.tasks": self._tasks})
-        self.parts, self.layout = [], {}
         with self._opened(config, owned=True) as (services, log):
-            records = log.read()
-            if records and len(records) == 1:
-                self.is_rescaled = False
-                return
-        self.is_rescaled = True  # until its outcome is known: whoever gives it a second time may undo the undo
-        with self._opened(new, owned=True) as (services, log):
-            done, _ = undo(services, log, self._history.services, no_progress)
-        self.is_rescaled = done.after.tasks == self._tasks
-        self._scheduler.note(f"back in the layout with {done.after.tasks} tasks")
+            if len(log.read()) == len(self.parts):  # otherwise it would take the undo back
+                undo(services, log, self._history.services, no_progress)
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:

@@ -73,7 +73,7 @@ class Owner:
 
     def _process(self, task: Task | Attempt, number: int) -> set[str]:
         """Process the input at an offset. Returns: the store that it has changed, if the key belongs to the task."""
-        self._history.feed(number + 1)
+        self._history.feed(number + 1, self._model.source)
         store, key, value = self._model.change(number)
         if not self._model.owns(key):
             return set()
@@ -119,10 +119,10 @@ class TaskOwner(Owner):
         meanwhile = self._scheduler.decide(f"meanwhile {moment}", 6)
         with self._model.committing(position):
             if meanwhile > 2:
-                checkpoint = task.commit({SOURCE: position})
+                checkpoint = task.commit({self._model.source: position})
                 at.changed = set()
             else:
-                started, at.changed = task.commit_async({SOURCE: position}), set()
+                started, at.changed = task.commit_async({self._model.source: position}), set()
                 self._change_some(task, at, meanwhile)
                 try:
                     checkpoint = started.result()
@@ -130,7 +130,7 @@ class TaskOwner(Owner):
                     at.changed |= done
                     task.forgive()
                     raise
-        if checkpoint.input_offsets != {SOURCE: position}:
+        if checkpoint.input_offsets != {self._model.source: position}:
             raise Wrong(f"a commit of {position} returned {checkpoint.input_offsets}")
         self._model.check_state_ids(before, checkpoint, done)
 
@@ -187,19 +187,19 @@ class LastOwner(TaskOwner):
             for _ in range(max(few, self._manager.config.retained) if self._model.losses else few):
                 self._change_some(task, at, 3)
                 with self._model.committing(at.position):
-                    task.commit({SOURCE: at.position})
+                    task.commit({self._model.source: at.position})
 
 
 class Levelling(TaskOwner):
-    """Opens a task, and commits it at an offset of the input."""
+    """Opens a task, and commits it at the end of its input."""
 
-    def commit_at(self, target: int) -> None:
+    def run(self) -> None:
         acked = self._model.acked
         with self._manager.open_task(self._task) as task:
             at = Reached(self._model.compare(task.last_checkpoint, task, acked))
-            self._change_some(task, at, target - at.position)
+            self._change_some(task, at, self._history.end(self._model.source) - at.position)
             with self._model.committing(at.position):
-                task.commit({SOURCE: at.position})
+                task.commit({self._model.source: at.position})
 
 
 class LoopMember(Owner):

@@ -184,6 +184,18 @@ def a_part_of_the_tasks_goes_back() -> Patches:
     return [patch(rolling_back, "_check_tasks", lambda services, records: None)]
 
 
+@known
+def an_undo_takes_back_all_rescales() -> Patches:
+    """After two rescales, an undo makes the layout before both current again."""
+
+    def oldest(log: Any, checkpoint_id: Any) -> Any:
+        log.read(())
+        found = ((one, log.read(generation=one.layout.generation)) for one in log.retired())
+        return next((one for one in found if one[1]), None)
+
+    return [patch(undoing, "find_layout", oldest)]
+
+
 # --- garbage collection ----------------------------------------------------------------------------------------------
 
 
