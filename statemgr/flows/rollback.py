@@ -116,8 +116,8 @@ def newest_before(records: Mapping[str, CheckpointRecord], tasks: Sequence[str],
     if missing:
         raise MissingState(
             f"no checkpoint from before that time is retained for {', '.join(missing)}",
-            hint="run `statemgr checkpoints list` to see the checkpoints that are retained; in a consumer loop, --task "
-            "goes back with one task that has some",
+            hint="run `statemgr checkpoints list` to see the checkpoints that are retained, and "
+            "`statemgr checkpoints rollback --task` for one that has some",
         )
     return found
 

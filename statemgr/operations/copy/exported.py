@@ -106,7 +106,7 @@ def decode_export(data: bytes, job_name: str, job_id: str) -> dict[str, Checkpoi
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _corrupt("it is no export of checkpoints") from error
     if version != _VERSION:
-        raise InvalidError(f"the export has the version {version!r}", hint="use the version of statemgr that wrote it")
+        raise InvalidError(f"the export has the version {version!r}", hint="use the release that wrote it")
     if job != (job_name, job_id):
         raise InvalidError(
             f"the export has the checkpoints of the job {'/'.join(map(str, job))}, not of {job_name}/{job_id}",

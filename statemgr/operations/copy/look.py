@@ -79,6 +79,16 @@ def _check_config(
             hint="set another job.name or job.id: the copy would fence the job, which may be running",
             key="job.name",
         )
+    if _brokers(source) & _brokers(target):
+        for name in sorted(target.config.stores.keys() & source.config.stores.keys()):
+            topic = target.config.stores[name].changelog_topic
+            feeds = KAFKA_CHANGELOG in target.config.stores[name].backup_factories
+            if feeds and topic == source.config.stores[name].changelog_topic:
+                raise ConfigError(
+                    f"the job to copy to has the changelog of the job itself for store {name!r}, {topic}",
+                    hint=f"set another stores.{name}.changelog.topic, or remove the key: both jobs would write to it",
+                    key=f"stores.{name}.changelog.topic",
+                )
     tasks = max(record.layout.tasks for record in records.values()) or source.config.tasks
     if target.config.tasks != tasks:
         raise LayoutMismatch(
@@ -164,7 +174,7 @@ def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], topics: Collection[s
     if checkpoint.batch is not None:
         raise InvalidError(
             "the job runs on Spark, which takes the offsets of its input from the micro-batch",
-            hint="copy it without --input",
+            hint="leave out `statemgr copy --input`",
             task=one.record.task,
         )
     offsets = {source: inputs.get(source, offset) for source, offset in checkpoint.input_offsets.items()}

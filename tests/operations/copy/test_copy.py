@@ -311,6 +311,8 @@ def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     uri = (tmp_path / "more").as_uri()
     itself = with_changes(named("new"), job__name=source.job_name, blob__store__uri=uri, **topics)
     refused(itself, "the name and the ID of the job itself")
+    shared = source.stores["totals"].changelog_topic
+    refused(with_changes(named("new"), stores__totals__changelog__topic=shared), "has the changelog of the job itself")
     refused(with_changes(named("new"), job__tasks=2), "set job.tasks = 1")
     refused(with_changes(named("new"), stores__more__type="rocksdb"), "configure the same stores")
     refused(with_changes(named("new"), stores__totals__type="memory"), "set the same one")

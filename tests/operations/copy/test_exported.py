@@ -272,7 +272,7 @@ def test_damaged_exports(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
         (b"", "it is no export of checkpoints"),
         (b"\xff\xfe", "it is no export of checkpoints"),
         (b"[]\n[]", "it is no export of checkpoints"),
-        (data.replace(b'"statemgr_export": 1', b'"statemgr_export": 2'), "use the version of statemgr that wrote it"),
+        (data.replace(b'"statemgr_export": 1', b'"statemgr_export": 2'), "use the release that wrote it"),
         (data.replace(b'"id": "1"', b'"id": "7"'), f"not of {name}/1"),
     ]:
         (tmp_path / "export.jsonl").write_bytes(damaged)
