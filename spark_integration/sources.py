@@ -177,7 +177,8 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Other
             raise BatchMismatch(
                 f"batch {batch.batch_id} starts at {batch.others_start.get(name, 'nothing')} of {name}, the checkpoint "
                 f"is at {others.get(name, 'nothing')}",
-                hint="use the checkpoint location of the job's last batch",
+                hint="use the checkpoint location of the job's last batch; after a rollback, go forward again with "
+                "`statemgr checkpoints rollback`",
                 batch=batch.batch_id,
             )
     for name in sorted({*checkpoint, *batch.start}):

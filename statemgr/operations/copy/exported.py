@@ -162,29 +162,26 @@ def whole(
     Raises: MissingState if a task has none left; RetryableError, AccessDenied.
     """
     together = any(record.current.batch is not None for record in records.values())
-    if not together:
-        found = services.in_parallel("copy", lambda record: _newest_whole(services, record, ids), [*records.values()])
-        return dict(zip(records, found, strict=True))
     while True:
         found = services.in_parallel("copy", lambda record: _newest_whole(services, record, ids), [*records.values()])
-        oldest = min(record.current.sequence for record in found)
-        if all(record.current.sequence == oldest for record in found):
+        oldest = min((record.current.sequence for record in found), default=0)
+        if not together or all(record.current.sequence == oldest for record in found):
             return dict(zip(records, found, strict=True))
         records = {record.task: _up_to(record, oldest) for record in found}
 
 
 def _newest_whole(services: Services, record: CheckpointRecord, ids: Sequence[str]) -> CheckpointRecord:
-    why = "the export has none"
+    why = ""
     for number, one in enumerate(record.checkpoints):
         if ids and str(one.checkpoint_id) not in ids:
             continue
         lost = sorted({*_without_marker(one), *(store for _, store in find_damage(services, record.task, one))})
         if not lost:
             return replace(record, checkpoints=record.checkpoints[number:])
-        if why == "the export has none":
+        if not why:
             why = f"checkpoint {one.checkpoint_id} lacks the state of {', '.join(lost)}"
     raise MissingState(
-        f"no checkpoint of the export has all of its blobs: {why}",
+        f"no checkpoint of the export has all of its blobs: {why or 'it has none of these'}",
         hint="use another export; only blobs count, because a changelog is lost with Kafka",
         task=record.task,
     )

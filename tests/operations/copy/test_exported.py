@@ -269,6 +269,7 @@ def test_damaged_exports(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
         (b"\n".join([header, first]), "it has 1 of 2 records"),
         (b"\n".join([header, first, second[:-9]]), "it is no export of checkpoints"),
         (b"\n".join([header, first, flipped]), "its checksum does not match"),
+        (header.replace(b'"records": 2', b'"records": 0'), "the job has no checkpoint to copy"),
         (b"", "it is no export of checkpoints"),
         (b"\xff\xfe", "it is no export of checkpoints"),
         (b"[]\n[]", "it is no export of checkpoints"),
