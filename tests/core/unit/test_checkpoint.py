@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from statemgr.ids import CheckpointId
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout, with_version_one
+from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout, Retention, with_version_one
 from statemgr.terminal.render import index_to_json_dict, to_json_dict
 from tests import model_samples as sample
 
@@ -82,9 +82,9 @@ def test_kept_checkpoints_outlive_the_retention() -> None:
     kept = (str(sample.CHECKPOINT.checkpoint_id),)
     for number in range(1, 5):
         made = replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(number, 0), sequence=7 + number, kept=kept)
-        record = record.followed_by(made, 2)
+        record = record.followed_by(made, Retention(newest=2))
     assert [c.sequence for c in record.checkpoints] == [11, 10, 7]
-    record = record.followed_by(replace(sample.CHECKPOINT, sequence=12, kept=()), 2)
+    record = record.followed_by(replace(sample.CHECKPOINT, sequence=12, kept=()), Retention(newest=2))
     assert [c.sequence for c in record.checkpoints] == [12, 11]
 
 
@@ -92,7 +92,7 @@ def test_json_has_the_fields_of_the_record() -> None:
     """Each checkpoint is one object, with typed markers, hexadecimal hashes and the sizes of attachments."""
     older = replace(sample.RECORD, checkpoints=(replace(sample.CHECKPOINT, offset=9),), offset=9)
     record = older.followed_by(
-        replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8, offset=10), 2
+        replace(sample.CHECKPOINT, checkpoint_id=CheckpointId(1_700_000_000_001, 0), sequence=8, offset=10)
     )
     shown = [to_json_dict(record, checkpoint) for checkpoint in record.checkpoints]
     assert [one["current"] for one in shown] == [True, False]
