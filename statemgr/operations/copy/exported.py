@@ -12,7 +12,7 @@ import os
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +25,12 @@ from statemgr.local import durable
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
+from statemgr.os_errors import Fault, translated
 from statemgr.services import Services
 
 _VERSION = 1
+#: Somebody has mistyped a path.
+_KINDS = dict.fromkeys((Fault.GONE, Fault.ALTERED), InvalidError)
 
 
 def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: int) -> Iterator[bytes]:
@@ -60,40 +63,30 @@ def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: i
 def write(path: Path, lines: Iterator[bytes]) -> None:
     """Write a file for this user alone, whole or not at all. An older one is replaced.
 
-    Raises: InvalidError if that cannot be done.
+    Raises: InvalidError if no file can be there; DiskFull, AccessDenied, RetryableError.
     """
-    temporary = None
-    try:
+    hints = {Fault.GONE: "name a file in a directory that exists"}
+    with translated("the export cannot be written", path, kinds=_KINDS, hints=hints), ExitStack() as undo:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise InvalidError(f"{path} is not a regular file", hint="name a file, or - for standard output")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+            undo.callback(os.unlink, file.name)
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(file.name, path)
+        undo.pop_all()
         durable.sync(path.parent)
-    except OSError as error:
-        raise InvalidError(
-            f"the export cannot be written to {path}: {error.strerror}", hint="name a file in a directory of yours"
-        ) from error
-    finally:
-        if temporary is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
 
 
 def read(path: Path, config: JobConfig) -> dict[str, CheckpointRecord]:
     """Task → its record, without what only the lost topics could supply.
 
-    Raises: CorruptFile; InvalidError if the file cannot be read or has another job.
+    Raises: CorruptFile; InvalidError if there is no such file, or if it has another job; AccessDenied, RetryableError.
     """
-    try:
+    hints = {Fault.GONE: "name a file that `statemgr export` wrote"}
+    with translated("the export cannot be read", path, kinds=_KINDS, hints=hints):
         data = path.read_bytes()
-    except OSError as error:
-        raise InvalidError(
-            f"the export {path} cannot be read: {error.strerror}", hint="name a file that `statemgr export` wrote"
-        ) from error
     return decode_export(data, config.job_name, config.job_id)
 
 
