@@ -134,17 +134,15 @@ def export_command(call: Call, file: Path) -> None:
 
     with JobReader(call.config) as reader:
         records = reader.records()
+    if stores := only_in_kafka(records):
+        say(f"warning: the state of {', '.join(stores)} is only in a changelog, and would be lost with Kafka")
     lines = export(call.config, records, SystemClock().time_ns() // 1_000_000)
     if str(file) == "-":
         for line in lines:
             click.echo(line, nl=False)
-    else:
-        write(file, lines)
-    if stores := only_in_kafka(records):
-        say(f"warning: the state of {', '.join(stores)} is only in a changelog, and would be lost with Kafka")
-    checkpoints = sum(len(record.checkpoints) for record in records.values())
-    if str(file) == "-":
         return
+    write(file, lines)
+    checkpoints = sum(len(record.checkpoints) for record in records.values())
     if call.as_json:
         print_json({"file": str(file), "tasks": len(records), "checkpoints": checkpoints})
     else:

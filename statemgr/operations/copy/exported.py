@@ -125,14 +125,13 @@ def _records(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, CheckpointRecord
         else:
             jobs[at.sequence] = codecs.decode_job(key, at, value)
     records: dict[str, CheckpointRecord] = {}
-    for at, task in tasks:
+    for at, task in sorted(tasks, key=lambda found: found[0].sequence or 0):
         of = task if task.publish is not None else jobs.get(at.sequence)
         if of is None or of.publish is None or of.layout is None:
             raise _corrupt(f"it has no job record for a checkpoint of {at.task}")
-        before = records.get(at.task)
-        checkpoints = (_without_changelogs(checkpoint_of(task, of.publish)), *(before.checkpoints if before else ()))
-        newest_first = sorted(checkpoints, key=lambda one: one.sequence, reverse=True)
-        records[at.task] = CheckpointRecord(at.job_name, at.job_id, at.task, of.layout, tuple(newest_first))
+        older = records[at.task].checkpoints if at.task in records else ()
+        checkpoint = _without_changelogs(checkpoint_of(task, of.publish))
+        records[at.task] = CheckpointRecord(at.job_name, at.job_id, at.task, of.layout, (checkpoint, *older))
     return records
 
 
