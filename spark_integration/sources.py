@@ -16,6 +16,7 @@ from typing import Any
 from spark_integration.location import Location
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
 from statemgr.ids import source_topic
+from statemgr.model.checkpoint import OTHER_SOURCE
 
 #: Source partition (``orders-0``) → offset.
 Offsets = Mapping[str, int]
@@ -23,8 +24,6 @@ Offsets = Mapping[str, int]
 Others = Mapping[str, str]
 
 _VOID = "-"
-#: The start of the name of a source other than Kafka. No topic name contains a space.
-_SOURCE = "source "
 _EARLIEST = -2
 
 
@@ -101,6 +100,7 @@ class OffsetLog:
         for i, start in enumerate(starts):
             if start == _VOID and not others[i]:
                 starts[i] = _initial(self.location, i)
+        named = {i: f"{OTHER_SOURCE}{i}" for i, other in enumerate(others) if other}
         self._last = batch_id, ends
         return BatchInput(
             batch_id=batch_id,
@@ -108,8 +108,8 @@ class OffsetLog:
             end=flatten(end for end, other in zip(ends, others, strict=True) if not other),
             time_ms=int(metadata["batchTimestampMs"]),
             watermark_ms=int(metadata["batchWatermarkMs"]) or None,
-            others_start={f"{_SOURCE}{i}": starts[i] for i, other in enumerate(others) if other and starts[i] != _VOID},
-            others_end={f"{_SOURCE}{i}": ends[i] for i, other in enumerate(others) if other},
+            others_start={name: starts[i] for i, name in named.items() if starts[i] != _VOID},
+            others_end={name: ends[i] for i, name in named.items()},
         )
 
     def _ends(self, batch_id: int) -> list[str]:
@@ -155,7 +155,7 @@ def to_json(offsets: Offsets, others: Others | None = None) -> str:
 
 def others_of(batch_offsets: str) -> Others:
     """Return the offsets of sources other than Kafka, from the output of :func:`to_json`."""
-    return {name: offset for name, offset in json.loads(batch_offsets).items() if name.startswith(_SOURCE)}
+    return {name: offset for name, offset in json.loads(batch_offsets).items() if name.startswith(OTHER_SOURCE)}
 
 
 def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Others) -> None:
@@ -177,8 +177,7 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Other
             raise BatchMismatch(
                 f"batch {batch.batch_id} starts at {batch.others_start.get(name, 'nothing')} of {name}, the checkpoint "
                 f"is at {others.get(name, 'nothing')}",
-                hint="use the checkpoint location of the job's last batch; after a rollback, go forward again with "
-                "`statemgr checkpoints rollback`",
+                hint="use the checkpoint location of the job's last batch",
                 batch=batch.batch_id,
             )
     for name in sorted({*checkpoint, *batch.start}):

@@ -2,7 +2,7 @@
 
 Steps of :func:`plan_rollback`, which changes nothing:
 
-1. check that the checkpoint has exactly the job's stores
+1. check that the checkpoint has exactly the job's stores, and that its query can continue from it
 2. decide for each store and backend: *reference* the blobs that hold the state, *keep* a changelog to which nothing was
    written since, or *fill* the backend
 
@@ -160,8 +160,9 @@ def plan_rollback(
         tail: (factory, store) pairs that have more than the current checkpoint says.
         damaged: (factory, store) pairs whose backup of the target is known to be incomplete.
 
-    Raises: ConfigError if the job has other stores than the target; MissingState if a backend is to be filled, and no
-        restore factory of the configuration has the target's state.
+    Raises: ConfigError if the job has other stores than the target; InvalidError if only the location of its query's
+        last batch can continue it; MissingState if a backend is to be filled, and no restore factory of the
+        configuration has the target's state.
     """
     config, durable = services.config, {name for name, is_durable in services.durable.items() if is_durable}
     if set(target.stores) != durable:
@@ -170,6 +171,14 @@ def plan_rollback(
             f"configuration has {', '.join(sorted(durable)) or '(none)'}",
             hint="configure the stores of that checkpoint, and run this again",
             key="stores",
+            task=record.task,
+        )
+    if target.batch is not None and target.batch.has_other_sources and target.batch != record.current.batch:
+        raise InvalidError(
+            f"the query of checkpoint {target.checkpoint_id} reads a source other than Kafka, and only the location of "
+            "its last batch can continue it",
+            hint="read these sources again in a job with another job.id; `statemgr store scan --checkpoint` reads the "
+            "older state",
             task=record.task,
         )
     ways: dict[tuple[str, str], Way] = {}

@@ -21,6 +21,8 @@ MOST_KEPT = 32
 MOST_HOST = 64
 #: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
 _MOST_RETIRED = 8
+#: The start of the name of a source of a micro-batch that is not Kafka. No topic name contains a space.
+OTHER_SOURCE = "source "
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,11 @@ class MicroBatch:
     start_offsets: str
     end_offsets: str
     watermark_ms: int | None = None
+
+    @property
+    def has_other_sources(self) -> bool:
+        """Whether the query reads a source other than Kafka, which only the location of its last batch can continue."""
+        return f'"{OTHER_SOURCE}' in self.end_offsets
 
 
 @dataclass(frozen=True, slots=True)

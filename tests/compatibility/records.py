@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import zstandard
 
+from statemgr import JobConfig
 from statemgr.model import codecs
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.model.jobs.adopted_job import AdoptedJob, decode_adopted_job
@@ -18,6 +19,7 @@ from statemgr.model.jobs.layouts import RetiredLayout, decode_retired_layout
 from statemgr.model.jobs.offers import Offer, OfferKey, decode_offer, encode_offer
 from statemgr.model.jobs.permissions import Permissions, Permit, decode_permit
 from statemgr.model.segment import encode_segment, read_segment
+from statemgr.operations.copy import exported
 from tests import model_samples as sample
 
 _PLACE = codecs.Place("topic", 0, 7)
@@ -35,6 +37,7 @@ READERS: dict[str, Callable[[bytes, bytes], object]] = {
     "permit": lambda key, value: decode_permit(key, value, _PLACE),
     "retired layout": lambda key, value: decode_retired_layout(key, value, _PLACE),
     "adopted job": lambda key, value: decode_adopted_job(key, value, _PLACE),
+    "export": lambda _, value: exported.decode_export(value, "orders", "1"),
 }
 
 
@@ -74,6 +77,7 @@ def _written() -> dict[str, tuple[bytes, bytes]]:
         "kafka-streams", "old", "group", None, True, {"totals": "old-totals-changelog"}, ("seen",), {"orders-0": 3},
         {"orders-0": 5}, {"old-totals-changelog-0": 9},
     )  # fmt: skip
+    config = JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": "localhost:9092"})
     return {
         "key": (task_key, b""),
         "task record": (task_key, task_value),
@@ -87,4 +91,5 @@ def _written() -> dict[str, tuple[bytes, bytes]]:
         "permit": (permit.key, permit.value),
         "retired layout": (layout.key, layout.value),
         "adopted job": adopted.encoded("orders", "1"),
+        "export": (b"", b"".join(exported.export(config, {sample.TASK: sample.RECORD}, 1_700_000_000_000))),
     }

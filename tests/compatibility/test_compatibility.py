@@ -65,6 +65,7 @@ def test_the_corpus_of_this_version_is_whole() -> None:
     directory = DIRECTORY / __version__
     assert {file.name for file in directory.iterdir()} == {*(f"{name}.job" for name in JOBS), "records"}
     assert sum(file.stat().st_size for file in directory.iterdir()) < 300_000
+    assert read_records(directory / "records").keys() == READERS.keys()
     found = b"".join(zstandard.decompress(file.read_bytes()) for file in directory.iterdir())
     assert [name for name in load_schema_files() if not any(one in found for one in single_objects(name).headers)] == []
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from spark_integration import StatefulQuery
 from statemgr.errors import BatchMismatch
 from statemgr.phases import Phase, observed
+from tests.commits import current
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
 
@@ -69,6 +70,10 @@ def test_files_are_counted_once(pipeline: MakePipeline, tmp_path: Path, *, with_
             job.run(files.query())
     files.add(["e"])
     job.run(files.query())
+    record = current(job.config)
+    assert record is not None
+    assert record.current.batch is not None
+    assert record.current.batch.has_other_sources, "so a rollback refuses"
     for factory in DUAL:
         assert job.state(factory) == job.produced
     assert job.outputs.counts() == job.produced

@@ -175,17 +175,20 @@ class Cleaner:
         known = self._snapshots.get(identity, {})
         names = {blob: blob for blobs, _ in known.values() for blob in blobs}  # snapshots share most of their blobs
         self._snapshots[identity] = found = {ref: known[ref] for ref in kept if ref in known}
+
+        def read(ref: BlobRef) -> None:
+            index = self._catalogue.index(identity, ref)
+            blobs = frozenset(names.setdefault(blob.blob_id, blob.blob_id) for blob in index.blobs())
+            found[ref] = blobs, index.previous
+
+        unknown = [ref for ref in kept if ref not in found]
+        problems = self._transfer().for_each(unknown, read) if unknown else {}
+        for ref, error in [(ref, problems[ref]) for ref in unknown if ref in problems][:1]:
+            if ref is kept[0] or not isinstance(error, MissingBlob | CorruptBlob):
+                raise error
+            _nothing_is_deleted(identity, error)
+            return []
         for ref in kept:
-            if ref not in found:
-                try:
-                    index = self._catalogue.index(identity, ref)
-                except (MissingBlob, CorruptBlob) as error:
-                    if ref is kept[0]:
-                        raise
-                    _nothing_is_deleted(identity, error)
-                    return []
-                blobs = frozenset(names.setdefault(blob.blob_id, blob.blob_id) for blob in index.blobs())
-                found[ref] = blobs, index.previous
             blobs, previous = found[ref]
             live |= blobs
             if previous and previous.blob_id not in kept_ids:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +51,11 @@ class Transfer:
     def delete_all(self, blobs: Any) -> dict[str, UnavailableError]:
         self.asked.append([*blobs])
         return self.failing.pop(0) if self.failing else {}
+
+    def for_each(self, items: Any, action: Callable[[Any], None]) -> dict[Any, UnavailableError]:
+        for item in items:
+            action(item)
+        return {}
 
 
 def _delete(shared: SharedSegments, transfer: Any) -> None:
@@ -194,3 +201,29 @@ def test_a_commit_asks_for_few_blobs_where_none_may_be_deleted(monkeypatch: pyte
             job.commit()
     assert len(set(asked)) > 60
     assert len(asked) < len(set(asked)) + 20 * 11
+
+
+def test_an_opening_reads_the_indexes_of_retained_snapshots_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number grows with the retention, and a request to S3 takes tens of milliseconds. The newest one is read
+    alone, because the restore needs it."""
+    get, reading, changed, most = MemoryBlobStore.get, set[str](), threading.Condition(), list[int]()
+
+    def slow(self: MemoryBlobStore, blob_id: str, *where: Any) -> Any:
+        if blob_id.endswith("/index"):
+            with changed:
+                reading.add(blob_id)
+                most.append(len(reading))
+                changed.notify_all()
+                changed.wait_for(lambda: max(most) >= 4, timeout=1)
+                reading.discard(blob_id)
+        return get(self, blob_id, *where)
+
+    config = {**_SHORT, "task.checkpoint.retained": 6, "task.commit.snapshot.interval": "1 commits"}
+    with JobTester(config, _process) as job:
+        for number in range(8):
+            job.send("orders", key=f"{number}", value="")
+            job.commit()
+        job.crash(lose_disk=True)
+        monkeypatch.setattr(MemoryBlobStore, "get", slow)
+        job.restore("blob-store")
+    assert max(most) >= 4, "six are retained"

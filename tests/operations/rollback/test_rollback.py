@@ -106,6 +106,29 @@ def test_goes_back_in_every_backend_and_continues(
     assert contents(again) == ({"totals": expected}, {"orders-0": 9})
 
 
+def test_refuses_a_checkpoint_that_only_its_location_continues(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A query that reads files cannot go back, because Spark's location of the last batch is ahead. Tags are possible,
+    and so is a checkpoint from before the query read them."""
+    config = job(kafka, tmp_path, task__checkpoint__retained=4)
+    ends = ['{"orders":{"0":1}}', '{"orders":{"0":1},"source 1":"{\\"logOffset\\":0}"}', '{"source 1":"1"}']
+    with StateManager(config, "spark-hash(string)") as driver:
+        epoch = driver.acquire()
+        checkpoints = epoch.checkpoints
+        for batch, end in enumerate(ends):
+            prepared = [attempt(config, epoch, TASK, {b"by": b"%d" % batch}, batch, {}, checkpoints)]
+            checkpoints = driver.publish(prepared, MicroBatch("query", batch, "{}", end))
+        before = committed(config, config.checkpoint_topic)
+        for more in ((), ("--write",)):
+            refused = run(config, "--to", identity_of(config, 1), *more)
+            assert refused.exit_code == 2
+            assert "only the location of its last batch can continue it" in " ".join(refused.stderr.split())
+        assert committed(config, config.checkpoint_topic) == before
+        driver.confirm()
+    assert run(config, "tag", identity_of(config, 1), "--keep").exit_code == 0
+    assert run(config, "--to", identity_of(config, 3), "--write").exit_code == 0
+    check_state(config, {b"by": b"0"})
+
+
 def test_copies_no_data_where_blobs_hold_the_state(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """The rollback moves between retained checkpoints, back and forth. It adds no blob, and each state is exact."""
     config = job(kafka, tmp_path, backup=("blob-store",), kind=SEGMENTS, task__checkpoint__retained=9)
