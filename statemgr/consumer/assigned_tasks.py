@@ -112,10 +112,9 @@ class AssignedTasks:
         until the backend can be reached."""
         assert owned.task is not None
         owned.task.close()
-        fencing = self._fencer.submit(self._fence, {task_name(owned.index): owned.lost})
         inputs = [self._position(owned, position.place) for position in owned.inputs]
-        open_task = self._open_when_reachable if waits else self._open
-        owned.open_again(self._openers.submit(open_task, owned.index, fencing, owned.lost), inputs, damaged=not waits)
+        opening = self._openers.submit(self._open_again, owned.index, owned.lost, waits=waits)
+        owned.open_again(opening, inputs, damaged=not waits)
 
     def located(self, restored: Iterable[AssignedTask]) -> list[AssignedTask]:
         """The tasks whose source partitions have known bounds. Asks for those of the others, without waiting.
@@ -272,18 +271,21 @@ class AssignedTasks:
         empty = self._permissions.allow_empty_start and not self._opened & lost.keys()
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
 
-    def _open_when_reachable(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
-        """As :meth:`_open`; tries again while something cannot be reached."""
+    def _open_again(self, index: int, lost: threading.Event, *, waits: bool) -> Task:
+        """As :meth:`_open`, with a fence of its own. ``waits``: tries again while something cannot be reached."""
         told = ""
-        while True:
+        while not lost.is_set():
+            fencing = self._fencer.submit(self._fence, {task_name(index): lost})  # close() waits for it
             try:
                 return self._open(index, fencing, lost)
             except UnavailableError as error:
+                if not waits:
+                    raise
                 if str(error) != told:
                     told = str(error)
                     log.warning("%s waits: %s", task_name(index), error)
-                if lost.wait(_REACH_S):
-                    raise OpeningCancelled("it was revoked while it waited", task=task_name(index)) from error
+                lost.wait(_REACH_S)
+        raise OpeningCancelled("it was revoked while it waited", task=task_name(index))
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
         try:

@@ -56,9 +56,9 @@ class SegmentChain:
     """Necessary and sufficient to rebuild one state of a store.
 
     ``attempt``: as in a snapshot index. ``lineage``: the attempt that filled the backend, or the rollback that
-    continues an older chain. In chains of one lineage a sequence number always means the same change. ``added``: the
-    blobs that the chain's own commit added, without the blob of the chain itself. For a snapshot it names only the
-    index.
+    continues an older chain. In chains of one lineage a sequence number means the same change, unless the checkpoint
+    topic has lost the checkpoint of one of them. ``added``: the blobs that the chain's own commit added, without the
+    blob of the chain itself. For a snapshot it names only the index.
     """
 
     job_name: str
@@ -161,10 +161,18 @@ def truncated(segments: tuple[ChainSegment, ...], before: int) -> tuple[ChainSeg
 
 
 def segments_between(older: SegmentChain, newer: SegmentChain) -> tuple[ChainSegment, ...] | None:
-    """The segments from the end of one chain on that lead to the end of another. None if not all of them are there."""
+    """The segments from the end of one chain on that lead to the end of another.
+
+    None if not all of them are there, or if nothing shows that the newer chain continues the older one: after the
+    checkpoint topic has lost records, other changes have the same numbers.
+    """
     if older.lineage != newer.lineage or not newer.start <= older.end <= newer.end:
         return None
-    return truncated(newer.segments, older.end)
+    if newer.snapshot == older.snapshot:
+        continues = history_of([s for s in newer.segments if s.end <= older.end]) == history_of(older.segments)
+    else:
+        continues = newer.snapshot.state_id == older.state_id
+    return truncated(newer.segments, older.end) if continues else None
 
 
 def validate_chain(chain: SegmentChain, where: str, *, job_name: str, job_id: str, task: str, store: str) -> None:

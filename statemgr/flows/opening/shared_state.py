@@ -86,6 +86,7 @@ class _SharedState:
         self._directories = services.directories(identity.task, identity.store)
         self._lock = threading.RLock()
         self._opened: OpenedByNeed | None = None
+        #: None while it is the state of no checkpoint.
         self._state_id: str | None = None
         self._branches: list[PartialState] = []
         self._stop: Callable[[], Future[None] | None] = lambda: None
@@ -138,7 +139,11 @@ class _SharedState:
             return None
         if not self._fetches and not self._branches and self._directories.leftovers():
             return None  # the process that fetched the rest has died: take its files over
-        return self._opened.state.follow(marker)
+        state_id, self._state_id = self._state_id, None  # it is no state, unless all of the changes are applied
+        fetched = self._opened.state.follow(marker)
+        if fetched is None:
+            self._state_id = state_id
+        return fetched
 
     def release(self, branch: PartialState) -> None:
         with self._lock:
@@ -231,8 +236,10 @@ class _SharedState:
         staging = self._directories.staging()
         try:
             with self._lock:
-                if self._opened is not opened or self._state_id is None:
+                if self._opened is not opened:
                     return
+                if self._state_id is None:
+                    raise RetryableError("it has followed a part of the way to a checkpoint")
                 opened.state.store.concurrent_checkpoint(staging)
                 state_id = self._state_id
             self._directories.adopt(staging, state_id, None, tables=opened.state.files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
 from statemgr.backends.blobs.partial_tables import PartialTables
+from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
 from statemgr.errors import (
@@ -25,6 +26,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
+from statemgr.model.chain import ChainSegment
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
 from statemgr.stores import open_store
@@ -256,6 +258,59 @@ def test_a_takeover_and_an_older_checkpoint(job: Job) -> None:
                 assert dict(opened.store("totals").range()) == state
             with job.open(worker) as opened:
                 job.check(opened)
+
+
+def test_the_checkpoint_topic_loses_what_a_worker_has_followed(job: Job) -> None:
+    """After an unclean election, other changes have the numbers of those that were lost. The state is opened again."""
+    servers, topic = job.servers, job.servers.config.checkpoint_topic
+    with job.worker("second") as worker:
+        with job.worker("third") as other:
+            job.batch(worker, {key(1): b"one"})
+            before, end = dict(job.state), servers.broker.end(topic, 0, only_settled=True)
+            job.batch(other, {key(10): b"lost"})
+            with job.open(worker) as opened:
+                job.check(opened)
+        job.manager.close()
+        servers.broker.log(topic, 0).lose_from(end)
+        with servers.manager(servers.on_disk(servers.config, "driver 2"), "spark-hash(bigint)") as job.manager:
+            job.epoch = job.manager.acquire()
+            job.checkpoints, job.state = job.epoch.checkpoints, before
+            with job.worker("fourth") as other:
+                job.batch(other, {key(11): b"new"})
+                with job.open(worker) as opened:
+                    job.check(opened)
+                job.batch(other, {key(12): b"newer"})
+            with job.open(worker) as opened:
+                job.check(opened)
+
+
+def test_a_state_that_has_followed_half_of_the_way(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blob store fails between two groups of segments, and then the last file comes. The state is that of no
+    checkpoint, so it is no local copy of the older one, to which somebody goes back."""
+    fetch = SegmentCache._fetch
+
+    def fails(self: SegmentCache, segments: Sequence[ChainSegment], scratch: Path) -> object:
+        if len(segments) < 16:
+            raise UnavailableError("no answer")
+        return fetch(self, segments, scratch)
+
+    with job.worker("second") as worker, job.worker("third") as other:
+        job.batch(worker, {key(1): b"one"})
+        job.open(worker).close()
+        older, state = job.checkpoints[TASK], dict(job.state)
+        for number in range(20):
+            job.batch(other, {key(100 + number): b"later"})
+        with monkeypatch.context() as cut:
+            cut.setattr(SegmentCache, "_fetch", fails)
+            with pytest.raises(UnavailableError):
+                job.open(worker)
+        gate.open.set()
+        wait_until(lambda: worker.shared is None or not worker.shared.missing)
+        with open_attempt(worker.config, TASK, older, job.epoch, host=worker.host, by_need=True) as opened:
+            assert dict(opened.store("totals").range()) == state
+        with job.open(worker) as opened:
+            job.check(opened)
+        wait_until(worker.has_copy)
 
 
 def test_a_worker_dies_during_the_fill(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,9 @@ def test_large_segments_are_tables_and_small_ones_records(job: Services, tmp_pat
         for newer, after in reached[at:]:
             assert changed(job, before, older, newer) == after
         assert at == 0 or changed(job, before, older, reached[at - 1][0]) is None, "backwards"
+    first, *others = chain_of(job, reached[2][0]).segments
+    lost = replace(chain_of(job, reached[2][0]), segments=(replace(first, blob=None, inline=b"others"), *others))
+    assert changed(job, {}, BlobMarker(inline=encode_chain(lost)), marker) is None, "others with the same numbers"
 
 
 def changed(services: Services, state: dict[bytes, bytes], older: Marker, newer: Marker) -> dict[bytes, bytes] | None:
