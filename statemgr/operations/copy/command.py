@@ -112,6 +112,8 @@ def command(
                     check_retained(reader.records(), tasks)
                 raise
             tasks = copied.tasks
+    if any(one.checkpoint.batch is not None and one.checkpoint.batch.has_other_sources for one in tasks):
+        say("warning: the query reads a source other than Kafka, and cannot continue in the copy: start refuses it")
     offsets = {name: offset for one in tasks for name, offset in one.checkpoint.input_offsets.items()}
     if call.as_json:
         print_json(_as_json(tasks, offsets, copied))

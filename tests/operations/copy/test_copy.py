@@ -260,10 +260,10 @@ def test_a_damaged_part_of_a_shared_blob_is_found(
 
 
 def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """The copy has the checkpoint's micro-batch and its output rows."""
+    """The copy has the checkpoint's micro-batch and its output rows. A query that also reads files cannot continue."""
     source = job(kafka, tmp_path, tasks=2)
     output = b"row" * 50_000
-    batch = MicroBatch("query", 0, "0", "1", 77)
+    batch = MicroBatch("query", 0, "{}", '{"source 0":"1"}', 77)
     with StateManager(source, "spark-hash(string)") as driver:
         epoch = driver.acquire()
         driver.publish(
@@ -272,6 +272,7 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     target = new_job(source, tmp_path)
     done = run(source, target, "--write")
     assert done.exit_code == 0, done.output
+    assert "a source other than Kafka, and cannot continue" in done.stderr
     with StateManager(target, "spark-hash(string)") as driver:
         epoch = driver.acquire()
         for checkpoint in epoch.checkpoints.values():
