@@ -120,7 +120,7 @@ class NextChains:
         """Note the snapshot that an open store knows for others. Raises: UnavailableError, CorruptError, DiskFull."""
         writer, chain = self.writer(session), self._catalogue.chain(identity, marker)
         pending, note = writer.pending, PendingNote(self._services, identity)
-        if pending is None or not pending.fits(chain, self.now()):
+        if pending is None or not pending.fits(chain, self.now()) or (writer.chain is None and writer.has_restarted):
             return
         # a session that has committed no change begins at the end of the chain
         end = writer.number_of(pending.snapshot.end) if writer.chain is not None else chain.end

@@ -70,11 +70,14 @@ class WriterState:
         chain: the published chain that the next commit continues.
         durable: segments after its end that earlier, failed commits have stored, and when. The next commit uses them.
         pending: a snapshot that the next commit may begin with.
+        has_restarted: whether a commit has begun to fill the backend. Until another one continues a published chain,
+            it is not known which numbers the store's changes have there.
     """
 
     chain: SegmentChain | None = None
     durable: list[tuple[ChainSegment, Moment]] = field(default_factory=list)
     pending: PendingSnapshot | None = None
+    has_restarted: bool = False
     _offset: int = 0
 
     def continue_from(self, chain: SegmentChain, changes: NumberedChanges, now: Moment) -> None:
@@ -89,7 +92,7 @@ class WriterState:
 
     def start_lineage(self) -> None:
         """Let the next commit fill the backend: nothing that was stored before counts."""
-        self.chain = self.pending = None
+        self.chain, self.pending, self.has_restarted = None, None, True
         self.durable, self._offset = [], 0
 
     @property

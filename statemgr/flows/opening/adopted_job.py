@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 Step = tuple[int | None, str]
 #: Seconds for which tasks share a look at the old job.
 _FRESH_S = 60.0
+#: What to do when the old job was stopped.
+_AGAIN = (
+    ", and adopt its newer state: delete the new job's topics, its directory below state.dir and its blobs, or set "
+    "another job.name. Or"
+)
+_IN_PLACE = ". Delete nothing: the state has no other copy, because it was adopted in place. Then"
 
 
 def gone_on(metadata: TopicMetadata, adopted: AdoptedJob) -> list[Step]:
@@ -109,9 +115,9 @@ class OldJobWatch:
         if problem is not None:
             raise PermissionNeeded(
                 f"since this job was adopted from {title(adopted)}, {problem}: both would process the same input",
-                hint="stop the old job, and adopt its newer state: delete the new job's topics, its directory below "
-                "state.dir and its blobs, or set another job.name. Or begin at the adopted offsets all the same: "
-                "`statemgr permit --allow-repeated-input`, or open the job once with allow_repeated_input=True",
+                hint=f"stop the old job{_IN_PLACE if adopted.in_place else _AGAIN} begin at the adopted offsets all "
+                "the same: `statemgr permit --allow-repeated-input`, or open the job once with "
+                "allow_repeated_input=True",
                 job=self._services.config.job_name,
                 task=task,
             )

@@ -25,6 +25,7 @@ from statemgr.local import durable
 from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
+from statemgr.model.keys.partitioners import is_by_input
 from statemgr.os_errors import Fault, translated
 from statemgr.services import Services
 
@@ -146,18 +147,20 @@ def whole(
 ) -> dict[str, CheckpointRecord]:
     """The records of an export without the newest checkpoints that have lost blobs since: the job went on for a while.
 
-    All tasks of a Spark job get the same checkpoint. Costs a HEAD for each blob of a checkpoint that is looked at.
+    Tasks that are published together, and share their input, get the checkpoint of one publish. All tasks of a Spark
+    job get that of one micro-batch. Costs a HEAD for each blob of a checkpoint that is looked at.
 
     Args:
         ids: the checkpoints that may be taken; empty: any.
 
     Raises: MissingState if a task has none left; RetryableError, AccessDenied.
     """
-    together = any(record.current.batch is not None for record in records.values())
+    share = not all(is_by_input(record.layout.partitioner) for record in records.values())
+    together = share and len({record.current.checkpoint_id for record in records.values()}) == 1
     while True:
         found = services.in_parallel("copy", lambda record: _newest_whole(services, record, ids), [*records.values()])
         oldest = min((record.current.sequence for record in found), default=0)
-        if not together or all(record.current.sequence == oldest for record in found):
+        if len({one.current.sequence if together else one.current.batch for one in found}) <= 1:
             return dict(zip(records, found, strict=True))
         records = {record.task: _up_to(record, oldest) for record in found}
 

@@ -13,10 +13,13 @@ from pathlib import Path
 
 from statemgr.backends.changelog.backup import deletes_of
 from statemgr.backends.changelog.integrity import extended
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.ids import transactional_id
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.model.commit import Change
+from statemgr.operations.rescale.plan import overtaken
 from statemgr.operations.rescale.work import batches, read_copy
 from statemgr.ports import TopicInfo
 from statemgr.services import Services
@@ -36,11 +39,18 @@ def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, d
 
 @contextmanager
 def fenced_partition(services: Services, store: str, info: TopicInfo, task: int) -> Iterator[NewPartition]:
-    """A partition of a new changelog, after every earlier try to write to it is fenced."""
+    """A partition of a new changelog, after every earlier try to write to it is fenced.
+
+    Raises: FencedError also if the changelog is that of the current layout: another rescale was faster.
+    """
     config = services.config
     name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
     with closing(TransactionalPublisher(config, name, services.clock)) as publisher:
         publisher.fence()
+        with closing(CheckpointTopic(config, services.clock)) as log:
+            markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in log.read().values()]
+        if any(isinstance(marker, ChangelogMarker) and marker.topic == info.name for marker in markers):
+            raise overtaken(config)
         yield NewPartition(services, store, info, task, publisher)
 
 

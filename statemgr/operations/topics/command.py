@@ -173,12 +173,13 @@ def repair_command(call: Call, target: str | None, write: bool, allow_older: boo
     config = call.config
     target = target or f"{config.checkpoint_topic}-repaired"
     with closing(open_services(config)) as services:
-        if not write:
-            result = look(config, services.clock)
-        else:
+        result = look(config, services.clock)
+        if write:
             if not allow_older:
-                look(config, services.clock).refuse_older()  # before it fences the job
-            tasks = [task_transactional_id(config, task_name(index)) for index in range(config.tasks)]
+                result.refuse_older()  # before it fences the job
+            # with the configuration of an older layout, owners of later tasks live
+            count = max(config.tasks, result.tasks)
+            tasks = [task_transactional_id(config, task_name(index)) for index in range(count)]
             fence_ids(services, [job_transactional_id(config), *tasks])
             result = copy_valid(config, services.clock, target, allow_older=allow_older)
     left_out = [asdict(record) for record in result.left_out]

@@ -16,13 +16,14 @@ Steps of :func:`look`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError, PermissionNeeded
+from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
@@ -61,10 +62,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The number of valid records, and the records that are left out."""
+    """The number of valid records, the records that are left out, and the number of tasks that the job has had: one
+    more than the highest number of a task in a key."""
 
     copied: int
     left_out: tuple[LeftOut, ...]
+    tasks: int
 
     def refuse_older(self) -> None:
         """Raises: PermissionNeeded if a task would continue at an older checkpoint."""
@@ -134,7 +137,7 @@ def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
     left_out = tuple(
         LeftOut(offset_of(message), found.name(message), why, found.then(message)) for message, why in bad
     )  # 4
-    return Repaired(len(valid), left_out), valid
+    return Repaired(len(valid), left_out, found.tasks(damaged)), valid
 
 
 class _Checkpoints:
@@ -188,6 +191,10 @@ class _Checkpoints:
         for at in tracks:
             if at in self._tracks:
                 self._tracks[at].highest_deleted = -1
+
+    def tasks(self, damaged: Collection[TrackId]) -> int:
+        """One more than the highest number of a task. ``damaged``: tracks that may have no valid record."""
+        return max((task_index(at.task) + 1 for at in {*self._tracks, *damaged} if at.task), default=0)
 
     def has(self, message: Message) -> bool:
         """Whether a checkpoint's record is there and was not deleted or replaced since."""

@@ -78,6 +78,7 @@ def watch(
     committed: Callable[[], Mapping[str, int]],
     ends: Mapping[str, int] | None = None,
     clock: ManualClock | None = None,
+    old: AdoptedJob = OLD,
 ) -> Callable[[int], None]:
     """Return a function that opens a task for the first time.
 
@@ -109,7 +110,7 @@ def watch(
     services: Any = SimpleNamespace(config=SimpleNamespace(job_name="new", tasks=2), clock=clock or ManualClock())
     looks = adopted_job.OldJobWatch(services)
     first = replace(sample.CHECKPOINT, sequence=1)
-    return lambda task: looks.check(OLD, f"Partition {task}", first, NO_PERMISSIONS)
+    return lambda task: looks.check(old, f"Partition {task}", first, NO_PERMISSIONS)
 
 
 def test_a_job_that_may_not_look_begins_with_a_warning(
@@ -137,9 +138,18 @@ def test_an_old_job_that_is_gone_stops_nobody(monkeypatch: pytest.MonkeyPatch) -
 def test_only_the_tasks_whose_input_was_processed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other tasks may begin."""
     opens = watch(monkeypatch, lambda: {"rows-0": 5, "rows-1": 8}, {"old-counts": 9})
-    with pytest.raises(PermissionNeeded, match="both would process the same input"):
+    with pytest.raises(PermissionNeeded, match="both would process the same input") as raised:
         opens(1)
     opens(0)
+    assert "delete the new job's topics" in str(raised.value.hint)
+
+
+def test_what_was_adopted_in_place_is_not_to_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new job's topics are the only state that there is."""
+    opens = watch(monkeypatch, lambda: {"rows-1": 8}, old=replace(OLD, in_place=True))
+    with pytest.raises(PermissionNeeded) as raised:
+        opens(1)
+    assert "Delete nothing: the state has no other copy" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("offset", [6, 7])

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statemgr.backends.blobs.local_notes import PendingNote
+from statemgr.backends.blobs.snapshots import Snapshots
 from statemgr.backends.blobs.writer_state import REUSE_S, PendingSnapshot
 from statemgr.config import JobConfig
+from statemgr.engine.task import Task
+from statemgr.errors import UnavailableError
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, history_of
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash
-from statemgr.ports import Moment, StoreIdentity
+from statemgr.ports import Moment, StoreIdentity, StoreSnapshot
+from statemgr.testing.memory_servers import MemoryServers
 from statemgr.wiring import open_services
+from tests.commits import TASK
+from tests.kafka_jobs import wait_until
 
 
 def at(seconds: float) -> Moment:
@@ -96,3 +103,52 @@ def test_notes_are_found_by_every_process_and_damaged_ones_by_none(tmp_path: Pat
     for damaged in (b"", whole[:-1], whole.replace(b"115", b"110"), whole[40:], b"{}", b"\n{}"):
         path.write_bytes(damaged)
         assert other.find(CHAIN, at(1000)) is None
+
+
+def test_a_snapshot_is_not_left_while_its_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit begins to fill the backend again while a snapshot is made, because damage was found, and fails. The
+    snapshot has no later change: the next owner on the machine does not take it for one that has them."""
+    store, made = Snapshots.store, list[int]()
+    taken, go_on, full = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: Snapshots, snapshot: StoreSnapshot, base: BlobRef | None) -> object:
+        if "snapshot" in threading.current_thread().name:  # in the background
+            taken.set()
+            go_on.wait(30)
+        elif full.is_set():
+            raise UnavailableError("no answer")
+        return store(self, snapshot, base)
+
+    monkeypatch.setattr(Snapshots, "store", slow)
+    config = {
+        "job.name": "orders", "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+        "task.commit.snapshot.interval": "2 commits", "stores.totals.value.serde": "bytes",
+    }  # fmt: skip
+    servers = MemoryServers(config)
+    servers.open()
+
+    def commit(task: Task, key: bytes) -> None:
+        task.store("totals").put(key, b"value" * 400)
+        made.append(1)
+        task.commit({"orders-0": len(made)})
+
+    here = servers.on_disk(servers.config, "here")
+    with servers.manager(here, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        while not taken.wait(0.2):
+            commit(task, b"%d" % len(made))
+        commit(task, b"later")
+        task.damage.found("blob-store", "totals", "a blob is lost")
+        full.set()
+        with pytest.raises(UnavailableError):
+            commit(task, b"never")
+        go_on.set()
+        wait_until(lambda: not task.owner.snapshots.worker.busy)
+    full.clear()
+    with servers.manager(here, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        commit(task, b"last")
+    with (
+        servers.manager(servers.on_disk(servers.config, "there"), "kafka-partition") as manager,
+        manager.open_task(TASK) as task,
+    ):
+        assert {b"later", b"last"} <= {key for key, _ in task.store("totals").range()}
+    servers.close()

@@ -6,6 +6,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,49 @@ def test_all_tasks_of_a_spark_job_take_the_same_batch(kafka: KafkaServer, tmp_pa
     (tmp_path / "blobs" / lost).unlink()
     looked = json.loads(run(source, "copy", to=new_job(source, tmp_path)).stdout)
     assert {one["checkpoint_id"] for one in looked["tasks"]} == {str(newest.checkpoints[1].checkpoint_id)}
+
+
+def test_tasks_that_share_their_input_take_one_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """An engine publishes without micro-batches. One task has changed nothing since, and keeps its blobs."""
+    source = job(kafka, tmp_path, tasks=2, backup=("blob-store",), kind=SNAPSHOTS)
+    with StateManager(source, "spark-hash(string)") as driver:
+        for number in range(2):
+            epoch = driver.acquire()
+            items = {b"%05d" % key: b"%d" % number * 100 for key in range(3000)}
+            changed = [(TASK, {b"a": b"1"} if number == 0 else {}), (OTHER, items)]
+            driver.publish(
+                [attempt(source, epoch, task, some, number, {}, epoch.checkpoints) for task, some in changed]
+            )
+    assert run(source, "export", "export.jsonl").exit_code == 0
+    newest = current(source, OTHER)
+    assert newest is not None
+    older = set(needed(source, newest.checkpoints[1]))
+    lost = next(blob for blob in needed(source, newest.current) if blob not in older)
+    (tmp_path / "blobs" / lost).unlink()
+    looked = json.loads(run(source, "copy", to=new_job(source, tmp_path)).stdout)
+    assert {one["checkpoint_id"] for one in looked["tasks"]} == {str(newest.checkpoints[1].checkpoint_id)}
+
+
+def test_a_task_that_went_back_alone_stays_there(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """On Spark, with the input partitions as tasks, one task has a newer checkpoint, of the same micro-batch."""
+    source = job(kafka, tmp_path, tasks=2, backup=("blob-store",))
+    with StateManager(source, "kafka-partition") as driver:
+        for number in range(2):
+            epoch = driver.acquire()
+            prepared = [
+                attempt(source, epoch, task, {b"a": b"%d" % number}, number, {}, epoch.checkpoints)
+                for task in (TASK, OTHER)
+            ]
+            inputs = [{f"orders-{partition}": number} for partition in range(2)]
+            commits = [replace(one, input_offsets=read) for one, read in zip(prepared, inputs, strict=True)]
+            driver.publish(commits, MicroBatch("query", number, "{}", "{}"))
+    command = ["checkpoints", "rollback", "--task", "1", "--to", identity_of(source, 1, OTHER), "--write"]
+    assert run(source, "export", "before.jsonl").exit_code == 0  # writes the configuration
+    back = CliRunner().invoke(cli, command)
+    assert back.exit_code == 0, back.output
+    assert run(source, "export", "export.jsonl").exit_code == 0
+    looked = json.loads(run(source, "copy", to=new_job(source, tmp_path)).stdout)
+    assert [one["checkpoint_id"] for one in looked["tasks"]] == [identity_of(source, 0), identity_of(source, 0, OTHER)]
 
 
 def needed(config: JobConfig, checkpoint: Checkpoint) -> list[str]:

@@ -21,6 +21,7 @@ from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK, failing
+from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -110,6 +111,33 @@ def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job) ->
         job.undo(new)
     assert "rescale --tasks 1 --write" in str(raised.value.hint)
     assert job.tasks() == {1}
+
+
+def test_a_slower_rescale_to_as_many_tasks_leaves_the_changelogs_alone(job: Job, servers: MemoryServers) -> None:
+    """Both were given at once, on two machines. When the slower one would fill the new changelogs, owners work with
+    them: it ends with an error, and has written nothing."""
+    keys = {b"key-%d" % number: b"1" for number in range(40)}
+    job.config = with_changes(job.config, task__backup__factories=["kafka-changelog"])
+    with servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put_many(keys)
+        task.commit({"orders-0": 2})
+    here, ends = job.config, list[list[int]]()
+
+    def changelog_ends() -> list[int]:
+        (topic,) = (name for name in servers.broker.topics if name.endswith("-g2"))
+        return [servers.broker.end(topic, number, only_settled=False) for number in range(2)]
+
+    def overtake(phase: Phase, subject: str) -> None:
+        if phase is Phase.SPLIT and job.config is here and not ends:
+            ends.append([])
+            job.config = servers.on_disk(here, "elsewhere")
+            job.rescale()
+            job.config, ends[0] = here, changelog_ends()
+
+    with observed(overtake), pytest.raises(FencedError, match="somebody else has changed the number of tasks"):
+        job.rescale()
+    assert ends == [changelog_ends()]
+    assert job.tasks() == {2}
 
 
 def test_an_interrupted_rescale_goes_on_with_another_version(job: Job) -> None:

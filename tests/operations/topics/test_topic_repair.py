@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from statemgr import JobConfig
-from statemgr.errors import CorruptRecord, InvalidError, PermissionNeeded
+from statemgr.cli.main import cli
+from statemgr.errors import CorruptRecord, FencedError, InvalidError, PermissionNeeded
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
@@ -20,6 +23,8 @@ from statemgr.operations.rollback.owner import Goal, roll_back
 from statemgr.operations.topics import topic_repair
 from statemgr.operations.topics.topic_repair import copy_valid, look
 from statemgr.testing.memory_servers import MemoryServers
+from tests.cli.test_running_job import write_toml
+from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {
     "job.name": "orders",
@@ -117,6 +122,18 @@ def test_an_older_record_and_that_of_another_job_need_no_permission(servers: Mem
     assert [one.then for one in copy_valid(config, servers.clock, NEW).left_out] == [None]
     assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
     assert other in [(entry.key, entry.value) for entry in servers.broker.log(NEW, 0).entries if entry]
+
+
+def test_owners_of_all_tasks_are_fenced(servers: MemoryServers, config: JobConfig, tmp_path: Path) -> None:
+    """The command has the configuration of an older layout with one task. Owners of other tasks would go on, and delete
+    blobs that the new topic needs."""
+    write_toml(with_changes(config, job__tasks=1), file := tmp_path / "job.toml")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
+        done = CliRunner().invoke(cli, ["topics", "repair", "--to", NEW, "--write", "--config", str(file)])
+        assert done.exit_code == 0, done.output
+        task.store("totals").put(b"count", b"4")
+        with pytest.raises(FencedError):
+            task.commit({"orders-1": 4})
 
 
 def test_records_that_need_a_lost_job_record_are_left_out_with_it(servers: MemoryServers, config: JobConfig) -> None:
