@@ -28,7 +28,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
-from statemgr.flows.opening import restore
+from statemgr.flows.opening import open_job, restore
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
@@ -214,21 +214,51 @@ def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
 
 
 def test_a_commit_that_needs_everything_waits_for_it(servers: MemoryServers, gate: Gate) -> None:
-    """The job gets a second backend, which a commit fills from the whole state."""
+    """A backend turns out to need a directory while parts of the store are missing."""
     state = publish(servers)
-    both = with_changes(servers.config, task__backup__factories=["blob-store", "kafka-changelog"])
-    with opened(servers, "second", both) as (_, task):
+    with opened(servers, "second") as (_, task):
+        task._stores["totals"].directory_needed = True
         assert not is_whole(task)
         task.store("totals").put(b"more", b"1")
         threading.Timer(0.2, gate.open.set).start()
-        checkpoint = task.commit({"orders-0": 3})
+        task.commit({"orders-0": 3})
         assert is_whole(task)
+        assert content(task) == {**state, b"more": b"1"}
+
+
+BOTH = {"task.backup.factories": ["blob-store", "kafka-changelog"], "task.restore.factories": ["blob-store"]}
+
+
+def test_a_job_that_gets_a_backend_restores_the_whole_state(servers: MemoryServers, gate: Gate) -> None:
+    """The first commit fills it, and waits for nothing."""
+    state = publish(servers)
+    servers.reconfigure(BOTH)
+    with opened(servers, "second") as (_, task):
+        assert is_whole(task)
+        task.store("totals").put(b"more", b"1")
+        checkpoint = task.commit({"orders-0": 3})
         assert checkpoint.marker("kafka-changelog", "totals") is not None
     state[b"more"] = b"1"
     servers.lose_disk()
-    with opened(servers, "third", with_changes(both, task__restore__factories=["kafka-changelog"])) as (_, task):
+    servers.reconfigure({"task.restore.factories": ["kafka-changelog"]})
+    with opened(servers, "third") as (_, task):
         assert [one.factory for one in task.restored] == ["kafka-changelog"]
         assert content(task) == state
+
+
+def test_a_changelog_that_is_filled_again_needs_the_whole_state(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The opening itself fills it. If the changelog has what the checkpoint says, the task opens by need."""
+    servers.reconfigure(BOTH)
+    state = publish(servers)
+    with opened(servers, "second") as (_, task):
+        assert not is_whole(task)
+    with monkeypatch.context() as patch:
+        patch.setattr(open_job, "_has_tail", lambda *asked: asked[3] == "kafka-changelog")
+        with opened(servers, "third") as (_, task):
+            assert is_whole(task)
+            assert content(task) == state
 
 
 @pytest.mark.parametrize(
