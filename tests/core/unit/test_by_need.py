@@ -45,6 +45,7 @@ from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
 from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, partial_state, publish
 from tests.jobs import with_changes
+from tests.kafka_jobs import wait_until
 from tests.segment_tasks import FACTORY, STORE, config_of
 
 
@@ -478,6 +479,23 @@ def test_a_store_that_cannot_write_goes_on_when_it_is_whole(
     assert BRIEF not in found.store._values
     found.store.close()
     services.close()
+
+
+def test_no_write_waits_when_a_store_becomes_whole(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """While parts are missing, nothing is compacted, so then level 0 has many files."""
+    config, marker, state = published
+    config = with_changes(config, **{f"stores__{STORE}__rocksdb__level0__compaction__trigger": 4})
+    with partial_state(config, marker, tmp_path) as found:
+        store = found.store
+        for number in range(170):
+            store.write([(b"more-%03d" % number, b"1")])
+            store.flush()
+        found.fetch_rest(lambda: None)
+        assert not store.gauge("rocksdb.is-write-stopped")
+        store.write([(b"more-last", b"1")])
+        wait_until(lambda: (store.gauge("rocksdb.num-files-at-level0") or 0) < 64)
+        assert len(dict(store.scan(b"more", b"more."))) == 171
+        assert store.get(key(6_000)) == state[key(6_000)]
 
 
 @pytest.mark.parametrize("whole", [False, True])
