@@ -324,6 +324,8 @@ class _Restore:
             self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
             return None
         try:
+            if shared is None:  # otherwise another process may fetch the rest
+                state.state.check_space()
             opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
         except BaseException:
             state.state.store.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -312,6 +314,24 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
             assert opened.restored[0].bytes_reused > 0
             job.check(opened)
     assert len(parts) == len(set(parts))
+
+
+def test_the_process_that_fetches_the_rest_needs_room_for_it(
+    job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others that read by need open all the same. The rest is fetched when there is room for it."""
+    free = 200_000
+    with monkeypatch.context() as patch, job.worker("second") as first, job.worker("second") as second:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        gate.open.set()
+        for worker in (first, second):
+            with job.open(worker) as opened:
+                assert opened.restored[0].bytes_to_come > free
+                assert opened.store("totals").get(key(100)) == job.state[key(100)]
+        wait_until(lambda: "200000 are free" in caplog.text)
+        assert not first.has_copy()
+        free = 2_000_000
+        wait_until(first.has_copy)
 
 
 def test_a_process_closes_what_another_one_has_fetched(job: Job, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -419,6 +421,20 @@ def test_an_opening_that_fails_late_leaves_its_files(
         with monkeypatch.context() as patch:
             patch.setattr(open_store, "ChangeBuffer", refused)
             with pytest.raises(DiskFull):
+                manager.open_task(TASK)
+        assert len(manager._services.directories(TASK, "totals").leftovers()) == 1
+        assert content(manager.open_task(TASK)) == state
+
+
+def test_a_task_opens_only_if_there_is_room_for_everything(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the opening says so, and keeps what is here."""
+    state = publish(servers)
+    with servers.manager(servers.on_disk(servers.config, "second"), "kafka-partition") as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
+            with pytest.raises(DiskFull, match="only 200000 are free"):
                 manager.open_task(TASK)
         assert len(manager._services.directories(TASK, "totals").leftovers()) == 1
         assert content(manager.open_task(TASK)) == state
