@@ -365,13 +365,13 @@ class OpenStore:
             self._buffer.acknowledge(frozen.changes)
 
     def close(self) -> None:
-        """Close the database and remove its live directory. Committed state is elsewhere. The files of a store of which
-        parts are missing are left to the next opening."""
+        """Close the database and remove its live directory. Committed state is elsewhere. A store that was opened by
+        need leaves its files to the next opening if there is no local copy yet."""
         if self._closed:
             return
         self._closed = True
         ended = self.stop_fetching()
-        if self.is_whole or self.lost is not None:
+        if self.copies or self.lost is not None:
             ended = None
         self.content.close()
         try:

@@ -197,6 +197,31 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
     assert set(parts) - before
 
 
+def test_a_task_that_fails_when_its_state_is_here_fetches_it_once(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no local copy yet. The next opening takes the files over, and what was not committed is not in them."""
+    state = publish(servers)
+    gate.open.set()
+    sizes: list[int] = []
+    fetch_part = Downloads.fetch_part
+
+    def counted(*arguments: Any) -> None:
+        sizes.append(arguments[1].parts[arguments[2]].size)
+        fetch_part(*arguments)
+
+    monkeypatch.setattr(Downloads, "fetch_part", counted)
+    for _ in range(3):
+        with opened(servers, "second") as (_, task):
+            wait_until(lambda: is_whole(task))
+            assert content(task) == state
+            for number in range(100):
+                task.store("totals").put(key(number), b"not committed")
+            task._stores["totals"].content.flush()
+            task._stores["totals"].local.flush()
+    assert sum(sizes) < 1.2 * sum(map(len, [*state.keys(), *state.values()]))
+
+
 def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
     """The newer one does not take over the files of the older one, which is fenced and still reads. When the older one
     closes, the newer one loses nothing."""
