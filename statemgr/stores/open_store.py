@@ -172,6 +172,12 @@ class OpenStore:
         """Bytes of its files that are not here yet."""
         return self.by_need.missing if self.by_need is not None else 0
 
+    def delete_expired(self) -> None:
+        """In a store with a TTL, take the next step of the walk that deletes what has expired. The walk reads
+        everything, so it begins when everything is here. Raises: as :meth:`ExpiringEntries.delete_expired`."""
+        if self.is_whole and isinstance(self.entries, ExpiringEntries):
+            self.entries.delete_expired()
+
     @property
     def uncommitted(self) -> int:
         """Number of changes that the published checkpoint does not have, as the database counts them."""

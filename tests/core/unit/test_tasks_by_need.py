@@ -222,6 +222,26 @@ def test_a_task_that_fails_when_its_state_is_here_fetches_it_once(
     assert sum(sizes) < 1.2 * sum(map(len, [*state.keys(), *state.values()]))
 
 
+def test_what_expires_is_deleted_when_everything_is_here(servers: MemoryServers, gate: Gate) -> None:
+    """A walk over all keys would read everything by need, on the task's thread. Reads hide what has expired."""
+    servers.reconfigure({"stores.totals.ttl.ms": 3_600_000})
+    publish(servers)
+    with opened(servers, "second") as (_, task):
+        store, inside = task.store("totals"), task._stores["totals"]
+        servers.clock.advance(3_700)
+        to_come = inside.by_need
+        assert to_come is not None
+        fetched = to_come.fetched
+        task.run_timers()
+        assert to_come.fetched == fetched
+        assert store.get(key(100)) is None
+        gate.open.set()
+        wait_until(lambda: is_whole(task))
+        servers.clock.advance(2)
+        task.run_timers()
+        assert not list(inside.content.scan(None, None))
+
+
 def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
     """The newer one does not take over the files of the older one, which is fenced and still reads. When the older one
     closes, the newer one loses nothing."""
