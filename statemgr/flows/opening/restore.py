@@ -321,7 +321,8 @@ class _Restore:
             log.warning("%s: it is restored as a whole: %s", self._identity, error)
             return None
         if state is None:
-            self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
+            if shared is None:  # otherwise it may have left files just now
+                self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
             return None
         try:
             if shared is None:  # otherwise another process may fetch the rest

@@ -28,7 +28,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import BlobRef, Checkpoint
 from statemgr.ports import PartialState, list_blobs
 from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
@@ -332,6 +332,40 @@ def test_the_process_that_fetches_the_rest_needs_room_for_it(
         assert not first.has_copy()
         free = 2_000_000
         wait_until(first.has_copy)
+
+
+@pytest.mark.parametrize("why", ["a new snapshot", "a process that has died"])
+def test_a_state_that_is_opened_again_keeps_what_was_fetched(
+    job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Its own files are among those that the new one takes over."""
+    fetched: list[int] = []
+    get_range = Downloads.get_range
+
+    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        fetched.append(size)
+        return get_range(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
+    monkeypatch.setattr(flow, "_PAUSE_S", 60)  # this one does not try to fetch the rest before the attempt
+    with job.worker("second") as worker:
+        with job.worker("second") as dies:
+            if why == "a process that has died":  # it fetches the rest
+                job.open(dies).close()
+                wait_until(lambda: next(iter(dies.host.shared._states.values()))._fetches)
+            with job.open(worker) as opened:
+                job.check(opened)
+        before = worker.shared
+        assert fetched
+        fetched.clear()
+        if why == "a new snapshot":
+            job.servers.reconfigure({"task.commit.snapshot.interval": "1 commit"})
+            with job.worker("third") as other:
+                job.batch(other, {key(2): b"two"})
+        with job.open(worker) as opened:
+            job.check(opened)
+        assert worker.shared is not before
+        assert not fetched
 
 
 def test_a_process_closes_what_another_one_has_fetched(job: Job, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
