@@ -286,6 +286,7 @@ def open_attempt(
             permissions=epoch.permissions,
             progress=progress,
             by_need=host.shared if by_need else False,
+            refill=epoch.refill.get(task, frozenset()),
         )
     except DiskFull:
         _make_room(host, task, checkpoint, compacted)

@@ -141,6 +141,7 @@ class TaskOpener:
                     services, task, checkpoint,
                     permissions=permissions, older=published.older(task), as_of=found.as_of,
                     progress=assignment.checked(progress), watch=metrics.restoring, by_need=True,
+                    refill=found.refill[task],
                 )  # fmt: skip
             for store in stores.values():
                 undo.callback(store.close)

@@ -90,7 +90,7 @@ class Task:
         for store in stores.values():
             self._ahead.watch(store, self._base_ahead)
             if isinstance(store.entries, ExpiringEntries):
-                self._timers.add(STEP_S, store.entries.delete_expired)
+                self._timers.add(STEP_S, store.delete_expired)
         self.damage.note(restored)
 
     # --- state ---------------------------------------------------------------------------------------------------

@@ -379,6 +379,9 @@ class PartialState(Protocol):
     def rate(self) -> float:
         """Bytes of the rest that arrived per second so far."""
 
+    def check_space(self) -> None:
+        """Raises: DiskFull if there is no room for what is still to come."""
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
         """Fetch and verify everything that is missing, hot files first. ``check`` is called now and then; an exception
         from it ends the work, and another call continues.

@@ -172,6 +172,12 @@ class OpenStore:
         """Bytes of its files that are not here yet."""
         return self.by_need.missing if self.by_need is not None else 0
 
+    def delete_expired(self) -> None:
+        """In a store with a TTL, take the next step of the walk that deletes what has expired. The walk reads
+        everything, so it begins when everything is here. Raises: as :meth:`ExpiringEntries.delete_expired`."""
+        if self.is_whole and isinstance(self.entries, ExpiringEntries):
+            self.entries.delete_expired()
+
     @property
     def uncommitted(self) -> int:
         """Number of changes that the published checkpoint does not have, as the database counts them."""
@@ -365,13 +371,13 @@ class OpenStore:
             self._buffer.acknowledge(frozen.changes)
 
     def close(self) -> None:
-        """Close the database and remove its live directory. Committed state is elsewhere. The files of a store of which
-        parts are missing are left to the next opening."""
+        """Close the database and remove its live directory. Committed state is elsewhere. A store that was opened by
+        need leaves its files to the next opening if there is no local copy yet."""
         if self._closed:
             return
         self._closed = True
         ended = self.stop_fetching()
-        if self.is_whole or self.lost is not None:
+        if self.copies or self.lost is not None:
             ended = None
         self.content.close()
         try:

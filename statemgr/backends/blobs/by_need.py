@@ -168,6 +168,9 @@ class StateByNeed:
             store.become_whole(briefly=True)
         return branch
 
+    def check_space(self) -> None:
+        self._tables.check_space()
+
     def fetch_rest(self, check: Callable[[], None]) -> None:
         self._began = self._clock.elapsed(), self._tables.verified
         self._tables.fetch_rest(check)

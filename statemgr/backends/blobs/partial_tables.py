@@ -26,6 +26,7 @@ from statemgr.local.rocksdb.table_format import TRAILER
 from statemgr.local.sparse_file import SparseFile
 from statemgr.model.hashing import content_hash
 from statemgr.model.snapshot import FileIndex, Tail
+from statemgr.os_errors import disk_errors
 from statemgr.ports import RestoreRequest
 from statemgr.transfer.pool import Batch, Pace
 from statemgr.transfer.transfer import Transfer
@@ -66,9 +67,7 @@ class PartialTables:
         self.is_open = False
         self._at_once = 1
         left = fetched_tree.left_files(request.leftovers)
-        if owned:
-            sizes = {name: file.size for name, file in files.items()}
-            fetched_tree.check_space(request.staging, self.size - fetched_tree.bytes_left(left, sizes))
+        self._directory = request.staging
         for name, file in files.items():
             assert file.tail is not None
             path = request.staging / name
@@ -89,6 +88,14 @@ class PartialTables:
         return table
 
     # --- the rest ------------------------------------------------------------------------------------------------
+
+    def check_space(self) -> None:
+        """See :meth:`statemgr.ports.PartialState.check_space`."""
+        here = 0
+        with disk_errors(self._directory):
+            for table in self._tables.values():
+                here += min(table.local.path.lstat().st_blocks * 512, table.file.size)
+        fetched_tree.check_space(self._directory, self.size - here)
 
     def fetch_rest(self, check: Callable[[], None]) -> None:
         """See :meth:`statemgr.ports.PartialState.fetch_rest`."""

@@ -1,7 +1,8 @@
 """A task opens a large store before all of it is here. The rest comes while the task works.
 
-1. only if no commit needs a directory of the store all the time, and the snapshot has ``task.restore.by.need.bytes`` or
-   more: open it with what an opening needs (:meth:`statemgr.ports.RestoreManager.open_by_need`)
+1. only if no commit needs a directory of the store all the time, the next one has no backend to fill from it
+   (:mod:`statemgr.flows.opening.restore`), and the snapshot has ``task.restore.by.need.bytes`` or more: open it with
+   what an opening needs (:meth:`statemgr.ports.RestoreManager.open_by_need`)
 2. reads fetch what they need; commits store changes, which need no file
 3. a background thread fetches the rest and verifies each file; after an error other than damage it tries again for ever
 4. then the store is one as any other: it compacts, and has snapshots and local copies

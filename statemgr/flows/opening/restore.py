@@ -35,6 +35,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
+from statemgr.flows.committing.commit import Refill
 from statemgr.flows.opening.by_need import fetch_rest, open_by_need
 from statemgr.flows.opening.shared_state import SharedStates
 from statemgr.logs import Event, counted, size, tell
@@ -148,6 +149,7 @@ def restore_task(
     progress: Progress = no_progress,
     watch: Watch = _unwatched,
     by_need: bool | SharedStates = False,
+    refill: Refill = frozenset(),
 ) -> tuple[dict[str, OpenStore], list[StoreRestore]]:
     """Restore and open all stores of a task (or ``only`` some) in parallel. ``progress`` and ``watch`` may be called on
     other threads.
@@ -158,6 +160,7 @@ def restore_task(
         as_of: a moment before the topic was read, at which no newer checkpoint was published yet, if one is known.
         by_need: large stores may be opened before all of them is here (:mod:`statemgr.flows.opening.by_need`): by an
             owner that keeps them open, or from states that it shares with others.
+        refill: the backups that the next commit fills in any case. Stores with such a backup are restored as a whole.
 
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
@@ -174,7 +177,16 @@ def restore_task(
         task=task,
     )
     wanted = [plan for plan in plans if only is None or plan.store in only]
-    restores = [_Restore(services, task, plan, progress, as_of, watch, by_need=by_need) for plan in wanted]
+    filled = {
+        name
+        for name, store in config.stores.items()
+        for factory in store.backup_factories
+        if checkpoint is None or checkpoint.marker(factory, name) is None or (factory, name) in refill
+    }
+    restores = [
+        _Restore(services, task, plan, progress, as_of, watch, by_need=by_need if plan.store not in filled else False)
+        for plan in wanted
+    ]
     if len(restores) == 1:  # a thread of its own would cost a micro-batch some milliseconds
         only_store, restored = restores[0].restore_and_open()
         return {restores[0].plan.store: only_store}, [restored]
@@ -309,9 +321,12 @@ class _Restore:
             log.warning("%s: it is restored as a whole: %s", self._identity, error)
             return None
         if state is None:
-            self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
+            if shared is None:  # otherwise it may have left files just now
+                self._place = RestorePlace(request.staging, request.reusable, request.leftovers)  # nothing is there yet
             return None
         try:
+            if shared is None:  # otherwise another process may fetch the rest
+                state.state.check_space()
             opened = open_restored(self._services, self._identity, state, self.plan.state_id, as_of=self._as_of)
         except BaseException:
             state.state.store.close()

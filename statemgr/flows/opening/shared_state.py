@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from statemgr.errors import RetryableError, UnavailableError
@@ -114,10 +115,11 @@ class _SharedState:
             if self._branches:
                 return None  # an attempt at another checkpoint is open
             self.close()
+            request = replace(request, leftovers=self._directories.leftovers())  # its own files are among them now
             self._opened, self._over = open_by_need(self._services, factory, request), False
             if self._opened is None:
                 return None
-            for leftover in self._directories.leftovers():
+            for leftover in request.leftovers:
                 self._directories.discard(leftover)  # what is right in it was taken over
             fetched = self._opened.fetched
             lost, state = partial(self._lost, self._opened), self._opened.state
@@ -226,6 +228,7 @@ class _SharedState:
                 raise RetryableError("the process that fetched it has died, and the next attempt takes its files over")
             self._fetches = True
             try:
+                opened.state.check_space()
                 opened.state.fetch_rest(check)
                 self._leave_copy(opened)
             finally:

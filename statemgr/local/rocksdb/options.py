@@ -34,6 +34,17 @@ BRIEF = "opened.briefly"
 #: Files in level 0 from which RocksDB delays and stops writes. A restore may leave 80 (statemgr.backends.blobs.tables);
 #: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction.
 _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
+#: From this many files in level 0 when a store begins to compact, these limits are off until it has caught up: in
+#: rocksdict, a write that waits keeps all threads of Python from running.
+MUCH_BEHIND = 64
+_LEVEL0_LIMITS = "level0_slowdown_writes_trigger", "level0_stop_writes_trigger"
+_PENDING_LIMITS = "soft_pending_compaction_bytes_limit", "hard_pending_compaction_bytes_limit"
+NO_LIMITS = {**dict.fromkeys(_LEVEL0_LIMITS, str(2**30)), **dict.fromkeys(_PENDING_LIMITS, "0")}
+#: Those of :func:`normal`. Those of bytes that wait for compaction are RocksDB's own.
+LIMITS = {
+    **dict(zip(_LEVEL0_LIMITS, (str(_LEVEL0_SLOWDOWN), str(_LEVEL0_STOP)), strict=True)),
+    **dict(zip(_PENDING_LIMITS, (str(64 * 2**30), str(256 * 2**30)), strict=True)),
+}
 #: Bytes that a memtable takes at a time. With RocksDB's own 1 MiB, 56 stores with a few changes each would use up the
 #: memtables of the default budget, and every write would flush.
 _ARENA_BLOCK = 64 * 1024

@@ -110,8 +110,7 @@ class PartialStore(RocksDbStore):
         self.is_whole = True
         if self._stuck:  # it is opened again with these options
             return
-        with translated("cannot begin to compact the store", self._directory):
-            self._db.set_options({"disable_auto_compactions": "false"})
+        self._catch_up(self._db, begins=True)
 
     def compact_if_needed(self, limit: int) -> bool:
         return self.is_whole and super().compact_if_needed(limit)

@@ -40,6 +40,7 @@ from statemgr.os_errors import translated as os_translated
 
 _COMPACTION_POLL_SECONDS = 0.002
 _COMPACTION_DEADLINE_SECONDS = 60.0
+_LEVEL0_FILES = "rocksdb.num-files-at-level0"
 
 
 class RocksDbStore:
@@ -70,6 +71,10 @@ class RocksDbStore:
         #: Changes to write after the disk was full and the database is reopened; None if there are none.
         self._rescued: list[Change] | None = None
         self._numbers_skipped = 0
+        #: Whether the limits of writes are off, because level 0 had many files.
+        self._is_behind = False
+        if not reads_only:
+            self._catch_up(database)
 
     @classmethod
     def open(cls, directory: Path, options: Mapping[str, object], *, read_first: bool = False) -> Self:
@@ -136,6 +141,7 @@ class RocksDbStore:
                 database = open_database(self._directory, self._options)
                 for scan in list(self._scans):
                     scan.move_to(database)
+                self._catch_up(database)
                 # do not close the other handle: another thread may be reading from it
                 self._database, self._reads_only = database, False
         return self._db
@@ -216,10 +222,9 @@ class RocksDbStore:
         A store that is opened per micro-batch would otherwise be closed each time before its compaction ends; a store
         that was opened briefly begins no compaction of its own. Waits at most a minute. Raises: ClosedError.
         """
-        if self._number("rocksdb.num-files-at-level0") < limit:
+        if self._number(_LEVEL0_FILES) < limit:
             return False
-        with translated("cannot compact the store", self._directory):
-            self._writable.set_options({"disable_auto_compactions": "false"})
+        self._catch_up(self._writable, begins=True)
         deadline = time.monotonic() + _COMPACTION_DEADLINE_SECONDS
         while time.monotonic() < deadline and not self._number("rocksdb.background-errors"):
             pending = self._number("rocksdb.compaction-pending")
@@ -295,12 +300,36 @@ class RocksDbStore:
         with translated("cannot read a property of the store", self._directory):
             return self._db.property_int_value(name) or 0
 
+    def _catch_up(self, database: Rdict, *, begins: bool = False) -> None:
+        """If level 0 has many files, let no write wait until RocksDB's own compaction has caught up.
+
+        ``begins``: this also lets RocksDB begin to compact. Raises: ClosedError.
+        """
+        if not begins and self._values.get(rocksdb_options.BRIEF):
+            return
+        with translated("cannot compact the store", self._directory):
+            is_behind = (database.property_int_value(_LEVEL0_FILES) or 0) >= rocksdb_options.MUCH_BEHIND
+            changed = {"disable_auto_compactions": "false"} if begins else {}
+            if is_behind:
+                changed |= rocksdb_options.NO_LIMITS
+            if changed:
+                database.set_options(changed)
+        self._is_behind = is_behind
+
+    def _look_at_level0(self) -> None:
+        """Set the limits of writes back when compaction has caught up."""
+        if self._number(_LEVEL0_FILES) < rocksdb_options.MUCH_BEHIND:
+            self._db.set_options(rocksdb_options.LIMITS)
+            self._is_behind = False
+
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         if self._stuck:
             self._recover()
         try:
             with translated(what, self._directory):
+                if self._is_behind:
+                    self._look_at_level0()
                 yield
         except (DiskFull, RetryableError) as error:
             # RocksDB repeats the error of a failed flush for ever, even when there are descriptors or space again
@@ -336,6 +365,7 @@ class RocksDbStore:
             # sequence numbers start again at those in the files: never return one twice
             self._numbers_skipped = before + 1
         reopened = open_database(directory, options)
+        self._catch_up(reopened)
         with translated("cannot write again", directory):
             reopened.write(batch_of(self._rescued), self._write_options)
         self._database, self._options, self._reads_only = reopened, options, False

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +30,7 @@ from statemgr.errors import (
 )
 from statemgr.flows.opening import by_need as flow
 from statemgr.model.chain import ChainSegment
-from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.checkpoint import BlobRef, Checkpoint
 from statemgr.ports import PartialState, list_blobs
 from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
@@ -368,6 +371,58 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
     assert len(parts) == len(set(parts))
 
 
+def test_the_process_that_fetches_the_rest_needs_room_for_it(
+    job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others that read by need open all the same. The rest is fetched when there is room for it."""
+    free = 200_000
+    with monkeypatch.context() as patch, job.worker("second") as first, job.worker("second") as second:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        gate.open.set()
+        for worker in (first, second):
+            with job.open(worker) as opened:
+                assert opened.restored[0].bytes_to_come > free
+                assert opened.store("totals").get(key(100)) == job.state[key(100)]
+        wait_until(lambda: "200000 are free" in caplog.text)
+        assert not first.has_copy()
+        free = 2_000_000
+        wait_until(first.has_copy)
+
+
+@pytest.mark.parametrize("why", ["a new snapshot", "a process that has died"])
+def test_a_state_that_is_opened_again_keeps_what_was_fetched(
+    job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Its own files are among those that the new one takes over."""
+    fetched: list[int] = []
+    get_range = Downloads.get_range
+
+    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        fetched.append(size)
+        return get_range(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
+    monkeypatch.setattr(flow, "_PAUSE_S", 60)  # this one does not try to fetch the rest before the attempt
+    with job.worker("second") as worker:
+        with job.worker("second") as dies:
+            if why == "a process that has died":  # it fetches the rest
+                job.open(dies).close()
+                wait_until(lambda: next(iter(dies.host.shared._states.values()))._fetches)
+            with job.open(worker) as opened:
+                job.check(opened)
+        before = worker.shared
+        assert fetched
+        fetched.clear()
+        if why == "a new snapshot":
+            job.servers.reconfigure({"task.commit.snapshot.interval": "1 commit"})
+            with job.worker("third") as other:
+                job.batch(other, {key(2): b"two"})
+        with job.open(worker) as opened:
+            job.check(opened)
+        assert worker.shared is not before
+        assert not fetched
+
+
 def test_a_process_closes_what_another_one_has_fetched(job: Job, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     """It keeps the state while an attempt works on it, and nothing of it afterwards."""
     caplog.set_level("INFO")
@@ -488,12 +543,15 @@ def test_a_blob_store_that_cannot_be_reached(job: Job, monkeypatch: pytest.Monke
             job.check(opened)
 
 
-def test_a_commit_that_fills_another_backend(job: Job, gate: Gate) -> None:
-    """It needs all files, so it waits for them."""
+def test_a_commit_that_fills_another_backend(job: Job) -> None:
+    """It needs all files, so the attempt restores the whole state. So does one whose driver says that a backup has to
+    be made again."""
     job.servers.reconfigure({"task.backup.factories": ["blob-store", "kafka-changelog"]})
     with job.worker("second") as worker, job.open(worker) as opened:
-        assert opened.restored[0].bytes_to_come
-        gate.open.set()
-        prepared = job.prepared(opened, {key(1): b"one"})
-        assert prepared is not None
-        assert all(store.is_whole for store in opened._open.values())
+        assert not opened.restored[0].bytes_to_come
+        assert job.prepared(opened, {key(1): b"one"}) is not None
+    job.servers.reconfigure({"task.backup.factories": ["blob-store"]})
+    job.epoch = replace(job.epoch, refill={TASK: frozenset({("blob-store", "totals")})})
+    with job.worker("third") as worker, job.open(worker) as opened:
+        assert not opened.restored[0].bytes_to_come
+        job.check(opened)

@@ -45,6 +45,7 @@ from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
 from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, partial_state, publish
 from tests.jobs import with_changes
+from tests.kafka_jobs import wait_until
 from tests.segment_tasks import FACTORY, STORE, config_of
 
 
@@ -480,6 +481,23 @@ def test_a_store_that_cannot_write_goes_on_when_it_is_whole(
     services.close()
 
 
+def test_no_write_waits_when_a_store_becomes_whole(published: tuple[JobConfig, Marker, State], tmp_path: Path) -> None:
+    """While parts are missing, nothing is compacted, so then level 0 has many files."""
+    config, marker, state = published
+    config = with_changes(config, **{f"stores__{STORE}__rocksdb__level0__compaction__trigger": 4})
+    with partial_state(config, marker, tmp_path) as found:
+        store = found.store
+        for number in range(170):
+            store.write([(b"more-%03d" % number, b"1")])
+            store.flush()
+        found.fetch_rest(lambda: None)
+        assert not store.gauge("rocksdb.is-write-stopped")
+        store.write([(b"more-last", b"1")])
+        wait_until(lambda: (store.gauge("rocksdb.num-files-at-level0") or 0) < 64)
+        assert len(dict(store.scan(b"more", b"more."))) == 171
+        assert store.get(key(6_000)) == state[key(6_000)]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("spare", [-8192, 8192])
 def test_what_an_earlier_opening_left_needs_no_space_again(
@@ -499,13 +517,19 @@ def test_what_an_earlier_opening_left_needs_no_space_again(
     services = open_services(with_changes(config, state__dir=str(tmp_path / "state")))
     manager, identity = services.restore_manager(FACTORY), services.identity("Partition 0", STORE)
     request = RestoreRequest(identity, marker, tmp_path / "parts", (), no_progress, leftovers=[left])
+    again = None if whole else manager.open_by_need(request, 1)
+    if again is not None:  # it has written a little more
+        before, here = here, sum((tmp_path / "parts" / name).stat().st_blocks * 512 for name in sizes)
+        assert before <= here < sum(sizes.values()) / 2
     free = sum(sizes.values()) - here + spare
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(DiskFull, match="only") if spare < 0 else nullcontext():
-        if whole:
+        if again is not None:
+            again.check_space()
+        else:
             manager.restore(request)
-        elif (again := manager.open_by_need(request, 1, owned=True)) is not None:
-            again.store.close()
+    if again is not None:
+        again.store.close()
     services.close()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
-from statemgr.flows.opening import restore
+from statemgr.flows.opening import open_job, restore
 from statemgr.model.checkpoint import BlobRef
 from statemgr.ports import BlobInfo, BlobStore, list_blobs
 from statemgr.reader import JobReader
@@ -195,6 +197,51 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
     assert set(parts) - before
 
 
+def test_a_task_that_fails_when_its_state_is_here_fetches_it_once(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no local copy yet. The next opening takes the files over, and what was not committed is not in them."""
+    state = publish(servers)
+    gate.open.set()
+    sizes: list[int] = []
+    fetch_part = Downloads.fetch_part
+
+    def counted(*arguments: Any) -> None:
+        sizes.append(arguments[1].parts[arguments[2]].size)
+        fetch_part(*arguments)
+
+    monkeypatch.setattr(Downloads, "fetch_part", counted)
+    for _ in range(3):
+        with opened(servers, "second") as (_, task):
+            wait_until(lambda: is_whole(task))
+            assert content(task) == state
+            for number in range(100):
+                task.store("totals").put(key(number), b"not committed")
+            task._stores["totals"].content.flush()
+            task._stores["totals"].local.flush()
+    assert sum(sizes) < 1.2 * sum(map(len, [*state.keys(), *state.values()]))
+
+
+def test_what_expires_is_deleted_when_everything_is_here(servers: MemoryServers, gate: Gate) -> None:
+    """A walk over all keys would read everything by need, on the task's thread. Reads hide what has expired."""
+    servers.reconfigure({"stores.totals.ttl.ms": 3_600_000})
+    publish(servers)
+    with opened(servers, "second") as (_, task):
+        store, inside = task.store("totals"), task._stores["totals"]
+        servers.clock.advance(3_700)
+        to_come = inside.by_need
+        assert to_come is not None
+        fetched = to_come.fetched
+        task.run_timers()
+        assert to_come.fetched == fetched
+        assert store.get(key(100)) is None
+        gate.open.set()
+        wait_until(lambda: is_whole(task))
+        servers.clock.advance(2)
+        task.run_timers()
+        assert not list(inside.content.scan(None, None))
+
+
 def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
     """The newer one does not take over the files of the older one, which is fenced and still reads. When the older one
     closes, the newer one loses nothing."""
@@ -214,21 +261,51 @@ def test_two_owners_on_one_machine(servers: MemoryServers, gate: Gate) -> None:
 
 
 def test_a_commit_that_needs_everything_waits_for_it(servers: MemoryServers, gate: Gate) -> None:
-    """The job gets a second backend, which a commit fills from the whole state."""
+    """A backend turns out to need a directory while parts of the store are missing."""
     state = publish(servers)
-    both = with_changes(servers.config, task__backup__factories=["blob-store", "kafka-changelog"])
-    with opened(servers, "second", both) as (_, task):
+    with opened(servers, "second") as (_, task):
+        task._stores["totals"].directory_needed = True
         assert not is_whole(task)
         task.store("totals").put(b"more", b"1")
         threading.Timer(0.2, gate.open.set).start()
-        checkpoint = task.commit({"orders-0": 3})
+        task.commit({"orders-0": 3})
         assert is_whole(task)
+        assert content(task) == {**state, b"more": b"1"}
+
+
+BOTH = {"task.backup.factories": ["blob-store", "kafka-changelog"], "task.restore.factories": ["blob-store"]}
+
+
+def test_a_job_that_gets_a_backend_restores_the_whole_state(servers: MemoryServers, gate: Gate) -> None:
+    """The first commit fills it, and waits for nothing."""
+    state = publish(servers)
+    servers.reconfigure(BOTH)
+    with opened(servers, "second") as (_, task):
+        assert is_whole(task)
+        task.store("totals").put(b"more", b"1")
+        checkpoint = task.commit({"orders-0": 3})
         assert checkpoint.marker("kafka-changelog", "totals") is not None
     state[b"more"] = b"1"
     servers.lose_disk()
-    with opened(servers, "third", with_changes(both, task__restore__factories=["kafka-changelog"])) as (_, task):
+    servers.reconfigure({"task.restore.factories": ["kafka-changelog"]})
+    with opened(servers, "third") as (_, task):
         assert [one.factory for one in task.restored] == ["kafka-changelog"]
         assert content(task) == state
+
+
+def test_a_changelog_that_is_filled_again_needs_the_whole_state(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The opening itself fills it. If the changelog has what the checkpoint says, the task opens by need."""
+    servers.reconfigure(BOTH)
+    state = publish(servers)
+    with opened(servers, "second") as (_, task):
+        assert not is_whole(task)
+    with monkeypatch.context() as patch:
+        patch.setattr(open_job, "_has_tail", lambda *asked: asked[3] == "kafka-changelog")
+        with opened(servers, "third") as (_, task):
+            assert is_whole(task)
+            assert content(task) == state
 
 
 @pytest.mark.parametrize(
@@ -389,6 +466,20 @@ def test_an_opening_that_fails_late_leaves_its_files(
         with monkeypatch.context() as patch:
             patch.setattr(open_store, "ChangeBuffer", refused)
             with pytest.raises(DiskFull):
+                manager.open_task(TASK)
+        assert len(manager._services.directories(TASK, "totals").leftovers()) == 1
+        assert content(manager.open_task(TASK)) == state
+
+
+def test_a_task_opens_only_if_there_is_room_for_everything(
+    servers: MemoryServers, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the opening says so, and keeps what is here."""
+    state = publish(servers)
+    with servers.manager(servers.on_disk(servers.config, "second"), "kafka-partition") as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
+            with pytest.raises(DiskFull, match="only 200000 are free"):
                 manager.open_task(TASK)
         assert len(manager._services.directories(TASK, "totals").leftovers()) == 1
         assert content(manager.open_task(TASK)) == state
