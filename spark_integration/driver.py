@@ -2,8 +2,8 @@
 
 Steps of :meth:`Driver.run`:
 
-1. compare the batch with the published one; a batch that is already published continues with step 5, and one that has
-   nothing to do ends here
+1. find out whether a repair was published that was not answered, and compare the batch with the published one; a batch
+   that is already published continues with step 5, and one that has nothing to do ends here
 2. run the stage: one attempt per task, on the executors
 3. collect exactly one prepared commit per task
 4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka; meanwhile, fetch the stored
@@ -222,17 +222,32 @@ class Driver:
             self._turn.release()
         return not any(self._manager.damaged().values())
 
-    def _attempts_epoch(self) -> Epoch:
-        """The epoch for the workers, with all damage that is known so far."""
+    def _settle(self) -> None:
+        """Find out whether a repair was published whose acknowledgement was lost: the batch continues it then.
+
+        Raises: as :meth:`statemgr.StateManager.settle`.
+        """
+        for left in reversed(range(SETTLE_ATTEMPTS)):
+            try:
+                self._checkpoints.update(self._manager.settle())
+                return
+            except OutcomeUnknownError:
+                if not left:
+                    raise
+
+    def _note_damage(self) -> None:
+        """Let the next commits make again what is damaged as far as is known. Damage that is found later has to wait
+        for the commits after them."""
         refill = dict(self._epoch.refill)
         for task, pairs in self._manager.damaged().items():
             refill[task] = refill.get(task, frozenset()) | pairs
-        return replace(self._epoch, refill=refill)
+        self._epoch = replace(self._epoch, refill=refill)
 
     @contextlib.contextmanager
     def _typed(self) -> Iterator[None]:
         try:
             with self._turn:
+                self._settle()
                 yield
         except StatemgrError as error:
             self.failure = error
@@ -399,9 +414,10 @@ class Driver:
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
         plan, published, before = self.plan, self.published(), self.published_batch()
+        self._note_damage()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
-            epoch=self._attempts_epoch().to_bytes(),
+            epoch=self._epoch.to_bytes(),
             checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
@@ -474,7 +490,7 @@ class Driver:
         prepared = [replace(commit, input_topic_ids=ids) for commit in prepared]
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
-                checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
+                checkpoints = self._manager.publish(prepared, batch, refill=self._epoch.refill, wait=False)
             except OutcomeUnknownError as error:
                 if not left:
                     raise

@@ -12,7 +12,7 @@ from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
 from statemgr.errors import FencedError, RetryableError, StatemgrError
 from statemgr.flows.committing.clean_up import CleanUp
-from statemgr.flows.committing.commit import Refill
+from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.opening.adopted_job import OldJobWatch
 from statemgr.flows.opening.open_job import JobTopics, read_published
@@ -87,13 +87,18 @@ class JobCoordinator(Coordinator):
         batch: MicroBatch | None,
         inputs: Inputs | None = None,
         *,
+        refill: Mapping[str, Refill],
         wait: bool,
     ) -> Mapping[str, Checkpoint]:
-        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
+        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`.
+
+        Args:
+            refill: task → the damaged backups that its commit has made again.
+        """
         if not self._settled(commits):
             left = [clean_up for clean_up in self.clean_ups.values() if clean_up.is_unfinished]
             self._services.in_parallel("ttl", CleanUp.retry_ttls, left)
-            follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
+            follow_up = partial(self._start_clean_up, commits, dict(self.published.records), refill)
             with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
                 self._publish(commits, follow_up, batch, inputs)
                 newest = max(one.checkpoint_id for one in self.published.checkpoints.values())
@@ -114,16 +119,17 @@ class JobCoordinator(Coordinator):
         self._cleaner.take()
         return bool(found) and {commit.attempt for commit in found} == {commit.attempt for commit in commits}
 
-    def _start_clean_up(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
+    def _start_clean_up(
+        self,
+        commits: Sequence[PreparedCommit],
+        before: Mapping[str, CheckpointRecord | None],
+        refill: Mapping[str, Refill],
+    ) -> None:
         records = dict(self.published.records)
 
         def clean_up(commit: PreparedCommit) -> None:
             task, record = commit.task, records[commit.task]
             assert record is not None
-            damage = self.clean_ups[task].damage
-            if pairs := damage.pairs:  # the commit has made the damaged backups again
-                damage.repaired(pairs)
-                damage.suspect()
             self.clean_ups[task].after_publish(before[task], record, commit)
             try:
                 remember_published(self._services, task)
@@ -138,6 +144,10 @@ class JobCoordinator(Coordinator):
 
         for commit in commits:
             self.clean_ups[commit.task].published(commit)
+            damage, made = self.damage_of(commit.task), refill.get(commit.task, frozenset())
+            if damage.pairs & made:
+                damage.repaired(made)
+                damage.suspect()
         try:
             self._cleaner.start(clean_up_all)
         except RetryableError as error:
@@ -168,7 +178,7 @@ class JobCoordinator(Coordinator):
             if len(adoptions) < len(records) or not any(adoption.offers for adoption in adoptions):
                 return
             with self._adopting(adoptions):
-                self.publish([adoption.commit for adoption in adoptions], batches.pop(), wait=False)
+                self.publish([adoption.commit for adoption in adoptions], batches.pop(), refill={}, wait=False)
         except FencedError:
             raise
         except StatemgrError as error:
@@ -198,6 +208,12 @@ class JobCoordinator(Coordinator):
                 done = self._when_damaged() and done
         return done
 
+    def settled_checkpoints(self) -> Mapping[str, Checkpoint]:
+        """See :meth:`statemgr.StateManager.settle`."""
+        if not self.settled:
+            self._settled(())
+        return self.published.checkpoints
+
     def repair(self) -> Mapping[str, Checkpoint]:
         """Publish the current checkpoints again, with complete backups. Called on the thread that publishes.
 
@@ -213,11 +229,13 @@ class JobCoordinator(Coordinator):
             return self.published.checkpoints
         batch = common_batch(record.current for record in records)
 
-        def again(record: CheckpointRecord) -> PreparedCommit:
+        def again(record: CheckpointRecord) -> tuple[CommitBase, PreparedCommit]:
             attachments = repeated_attachments(record.current)
-            return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)[1]
+            return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)
 
-        return self.publish(self._services.in_parallel("repair", again, records), batch, wait=False)
+        repairs = self._services.in_parallel("repair", again, records)
+        refill = {base.task: base.refill for base, _ in repairs}
+        return self.publish([commit for _, commit in repairs], batch, refill=refill, wait=False)
 
     def close(self) -> None:
         """Finish a repair and the clean-up, and release the transactional ID. Nobody waits for a check of backups."""

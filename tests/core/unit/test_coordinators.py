@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,16 @@ from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.errors import AccessDenied, FencedError, InvalidError, RetryableError
+from statemgr.errors import AccessDenied, FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.flows.committing.clean_up import CleanUp
+from statemgr.flows.owner import Owner
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import list_blobs
 from statemgr.services import Services
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
-from tests.commits import TASK, attempt
+from tests.commits import TASK, attempt, lose_acknowledgements
 from tests.kafka_jobs import wait_until
 
 CONFIG: dict[str, object] = {
@@ -175,6 +177,45 @@ def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, m
         task.commit({"orders-0": 2})
     assert [entry.value for _, _, entry in servers.broker.committed("out")] == [b"once"]
     assert not with_ttl(servers)
+
+
+def test_a_publish_repairs_only_what_its_attempts_were_told(servers: MemoryServers) -> None:
+    """Invariant 12: damage that is found while commits are prepared is made again by the next ones."""
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch, checkpoints = manager.acquire(), None
+        assert manager._job is not None
+        for number, late in enumerate((*NAMES[:2], None)):
+            epoch = replace(epoch, refill=manager.damaged())
+            prepared = [attempt(executor, epoch, name, {b"k": b"1"}, number, None, checkpoints) for name in NAMES]
+            if late is not None:
+                manager._job.damage_of(late).found("blob-store", "totals", "told to")
+            checkpoints = manager.publish(prepared, refill=epoch.refill)
+            assert {name for name, pairs in manager.damaged().items() if pairs} == {late} - {None}
+
+
+def test_a_repair_that_is_not_answered_is_settled_before_the_next_attempts(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 1: they continue the checkpoints of the repair. Without such a repair, nothing asks the broker."""
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        first = manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES])
+        assert manager._job is not None
+        manager._job.damage_of(TASK).found("blob-store", "totals", "told to")
+        with monkeypatch.context() as patch:
+            lose_acknowledgements(patch)
+            with pytest.raises(OutcomeUnknownError):
+                manager.repair()
+        repaired = dict(manager.settle())
+        assert repaired[TASK].sequence == first[TASK].sequence + 1
+        assert not any(manager.damaged().values())
+        with monkeypatch.context() as patch:
+            patch.setattr(Owner, "settle", None)
+            assert manager.settle() == repaired
+        epoch = epoch.after_publish()
+        manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=repaired) for name in NAMES])
 
 
 @pytest.fixture
