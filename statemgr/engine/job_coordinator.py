@@ -148,6 +148,8 @@ class JobCoordinator(Coordinator):
             if damage.pairs & made:
                 damage.repaired(made)
                 damage.suspect()
+            if not self._repairs.busy:
+                damage.remind()
         try:
             self._cleaner.start(clean_up_all)
         except RetryableError as error:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -13,7 +14,15 @@ from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.errors import AccessDenied, FencedError, InvalidError, OutcomeUnknownError, RetryableError
+from statemgr.errors import (
+    AccessDenied,
+    FencedError,
+    InvalidError,
+    OutcomeUnknownError,
+    RetryableError,
+    UnavailableError,
+)
+from statemgr.flows import worker
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.owner import Owner
 from statemgr.local.machine import SystemClock
@@ -216,6 +225,38 @@ def test_a_repair_that_is_not_answered_is_settled_before_the_next_attempts(
             assert manager.settle() == repaired
         epoch = epoch.after_publish()
         manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=repaired) for name in NAMES])
+
+
+@pytest.mark.parametrize("of_job", [True, False])
+def test_a_check_that_was_given_up_is_tried_again_after_the_next_publish(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of_job: bool
+) -> None:
+    """FAULT 45: the blob store was away for longer than all tries took."""
+    publish_first(servers)
+    checked = list[str]()
+
+    def refuse(*_: object) -> NoReturn:
+        raise UnavailableError("told to")
+
+    def check(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+        checked.append(task)
+        return {}
+
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker, "TRIES", 2)
+    monkeypatch.setattr(coordinator, "find_damage", refuse)
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire() if of_job else None
+        task = None if of_job else manager.open_task(TASK)
+        repairs = manager._job._repairs if manager._job is not None else task._repairs  # type: ignore[union-attr]
+        wait_until(lambda: "no longer tried" in caplog.text and not repairs.busy)
+        monkeypatch.setattr(coordinator, "find_damage", check)
+        if epoch is not None:
+            manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2) for name in NAMES])
+        elif task is not None:
+            task.commit({"orders-0": 2})
+        wait_until(lambda: set(checked) == (set(NAMES) if of_job else {TASK}))
 
 
 @pytest.fixture
