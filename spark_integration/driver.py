@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_integration import story
-from spark_integration.attempt import Work
+from spark_integration.attempt import OUTPUT, UNSENT, Work, is_unsent, named
 from spark_integration.context import Bound
 from spark_integration.failures import find
 from spark_integration.heartbeat import IdleWatch
@@ -432,10 +432,11 @@ class Driver:
         )
 
     def _with_records(self, spark: SparkSession, prepared: list[PreparedCommit]) -> list[PreparedCommit]:
-        """Return the commits, with the records that the transaction sends to Kafka added to the first one."""
+        """Return the commits, with the records that the transaction sends to Kafka added to the first one. Without any,
+        the names of the stored rows say so."""
         plan = self.plan
         if not isinstance(plan.output, KafkaOutput):
-            return prepared
+            return [replace(one, attachments=tuple(named(a, UNSENT) for a in one.attachments)) for one in prepared]
         attachments = [attachment for commit in prepared for attachment in commit.attachments]
         rows = fetched_rows(spark, plan.config, attachments, plan.schema)
         return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
@@ -516,7 +517,8 @@ class Driver:
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self.plan.config.job_key)
         if isinstance(self.plan.output, KafkaOutput):
-            return sequence  # the transaction has sent its records with the state
+            self._send_stored(spark, self.plan.output)
+            return sequence
         with contextlib.ExitStack() as kept:
             try:
                 if rows is None:
@@ -528,6 +530,16 @@ class Driver:
             self._manager.confirm()
             self.plan.output(self.plan.shaped(rows), sequence)
         return sequence
+
+    def _send_stored(self, spark: SparkSession, output: KafkaOutput) -> None:
+        """Send the published rows to Kafka in a transaction that publishes their state again, unless the transaction of
+        their batch has sent them: another output may have had that batch, and may not have got it."""
+        published = self.published()
+        if not any(is_unsent(one) for checkpoint in published.values() for one in checkpoint.attachments):
+            return
+        with stored_rows(spark, self.plan.config, published, self.plan.schema) as stored:
+            records = output.records(self.plan.shaped(self.plan.completed(stored)))
+        self._checkpoints.update(self._manager.publish_again(records, lambda one: named(one, OUTPUT)))
 
 
 def _not_adaptive(session: SparkSession) -> AbstractContextManager[None]:

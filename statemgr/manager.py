@@ -25,9 +25,9 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.local.shared_directories import Scratch
 from statemgr.logs import configure_logging, flush_suppressed
-from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
+from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
-from statemgr.model.commit import PreparedCommit
+from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.jobs.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
 from statemgr.serdes import SerdeLike
@@ -301,6 +301,20 @@ class StateManager:
         checkpoint. Raises: as :meth:`publish`; MissingState and CorruptError if nothing can supply a store.
         """
         return self._acquired().repair()
+
+    def publish_again(
+        self, produced: Sequence[ProducedRecord], attached: Callable[[Attachment], Attachment]
+    ) -> Mapping[str, Checkpoint]:
+        """Publish the current checkpoints again, in a transaction that also sends output records.
+
+        The state, the micro-batch, the output sequence and the input offsets stay. Every task needs a checkpoint.
+
+        Args:
+            attached: returns what the new checkpoints have in place of an attachment.
+
+        Returns: task → its new checkpoint. Raises: as :meth:`publish`; InvalidError if the job has other stores by now.
+        """
+        return self._acquired().publish_again(produced, attached)
 
     def job_inputs(self, epoch: Epoch) -> TaskInputs:
         """The input topics of an acquired job, for an engine that reads its own input.

@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
-from statemgr.errors import FencedError, RetryableError, StatemgrError
+from statemgr.errors import FencedError, InvalidError, RetryableError, StatemgrError
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
@@ -22,9 +23,9 @@ from statemgr.flows.owner import Owner
 from statemgr.flows.published import common_batch
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
+from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
-from statemgr.model.commit import PreparedCommit
+from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
 from statemgr.ports import CheckpointLog
@@ -229,15 +230,38 @@ class JobCoordinator(Coordinator):
         possible = len(records) == len(self.published.records) and all(can_repair(self._services, r) for r in records)
         if not possible or not any(self.damaged.values()):
             return self.published.checkpoints
+        return self._again(records)
+
+    def publish_again(
+        self, produced: Sequence[ProducedRecord], attached: Callable[[Attachment], Attachment]
+    ) -> Mapping[str, Checkpoint]:
+        """See :meth:`statemgr.StateManager.publish_again`."""
+        self._settled(())
+        records = [record for record in self.published.records.values() if record is not None]
+        if not all(can_repair(self._services, record) for record in records):
+            raise InvalidError(
+                "the last output cannot be sent, because the job has other stores than its last checkpoint",
+                hint="start once with the stores or the output that the job had before",
+                job=self._services.config.job_name,
+            )
+        return self._again(records, produced, attached)
+
+    def _again(
+        self,
+        records: Sequence[CheckpointRecord],
+        produced: Sequence[ProducedRecord] = (),
+        attached: Callable[[Attachment], Attachment] = lambda one: one,
+    ) -> Mapping[str, Checkpoint]:
         batch = common_batch(record.current for record in records)
 
         def again(record: CheckpointRecord) -> tuple[CommitBase, PreparedCommit]:
-            attachments = repeated_attachments(record.current)
+            attachments = tuple(map(attached, repeated_attachments(record.current)))
             return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)
 
         repairs = self._services.in_parallel("repair", again, records)
         refill = {base.task: base.refill for base, _ in repairs}
-        return self.publish([commit for _, commit in repairs], batch, refill=refill, wait=False)
+        first, *others = (commit for _, commit in repairs)
+        return self.publish([replace(first, produced=tuple(produced)), *others], batch, refill=refill, wait=False)
 
     def close(self) -> None:
         """Finish a repair and the clean-up, and release the transactional ID. Nobody waits for a check of backups."""
