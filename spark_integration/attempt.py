@@ -45,6 +45,8 @@ from statemgr.ids import task_name
 
 #: Name of the attachments with a task's output rows, each an Arrow IPC stream: ``output-0``, ``output-1``, …
 OUTPUT = "output-"
+#: The same in a checkpoint whose transaction has not sent the rows: ``output-unsent-0``, …
+UNSENT = f"{OUTPUT}unsent-"
 #: The row that a worker returns: its task, and either a typed error or the prepared commit with a report.
 RESULT = pa.schema([("task", pa.int32()), ("error", pa.string()), ("prepared", pa.binary()), ("report", pa.string())])
 
@@ -166,6 +168,18 @@ def _config_of(text: str) -> JobConfig:
 def is_output(attachment: Attachment) -> bool:
     """Whether an attachment has output rows."""
     return attachment.name.startswith(OUTPUT)
+
+
+def is_unsent(attachment: Attachment) -> bool:
+    """Whether an attachment has output rows that its checkpoint's transaction has not sent to Kafka."""
+    return attachment.name.startswith(UNSENT)
+
+
+def named(attachment: Attachment, prefix: str) -> Attachment:
+    """An attachment, whose name begins with ``prefix`` if it has output rows: ``OUTPUT`` or ``UNSENT``."""
+    if not is_output(attachment):
+        return attachment
+    return replace(attachment, name=prefix + attachment.name.rpartition("-")[2])
 
 
 def _report(

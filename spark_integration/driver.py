@@ -2,8 +2,8 @@
 
 Steps of :meth:`Driver.run`:
 
-1. compare the batch with the published one; a batch that is already published continues with step 5, and one that has
-   nothing to do ends here
+1. find out whether a repair was published that was not answered, and compare the batch with the published one; a batch
+   that is already published continues with step 5, and one that has nothing to do ends here
 2. run the stage: one attempt per task, on the executors
 3. collect exactly one prepared commit per task
 4. publish all of them in one Kafka transaction, with the output rows if they go to Kafka; meanwhile, fetch the stored
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_integration import story
-from spark_integration.attempt import Work
+from spark_integration.attempt import OUTPUT, UNSENT, Work, is_unsent, named
 from spark_integration.context import Bound
 from spark_integration.failures import find
 from spark_integration.heartbeat import IdleWatch
@@ -222,17 +222,32 @@ class Driver:
             self._turn.release()
         return not any(self._manager.damaged().values())
 
-    def _attempts_epoch(self) -> Epoch:
-        """The epoch for the workers, with all damage that is known so far."""
+    def _settle(self) -> None:
+        """Find out whether a repair was published whose acknowledgement was lost: the batch continues it then.
+
+        Raises: as :meth:`statemgr.StateManager.settle`.
+        """
+        for left in reversed(range(SETTLE_ATTEMPTS)):
+            try:
+                self._checkpoints.update(self._manager.settle())
+                return
+            except OutcomeUnknownError:
+                if not left:
+                    raise
+
+    def _note_damage(self) -> None:
+        """Let the next commits make again what is damaged as far as is known. Damage that is found later has to wait
+        for the commits after them."""
         refill = dict(self._epoch.refill)
         for task, pairs in self._manager.damaged().items():
             refill[task] = refill.get(task, frozenset()) | pairs
-        return replace(self._epoch, refill=refill)
+        self._epoch = replace(self._epoch, refill=refill)
 
     @contextlib.contextmanager
     def _typed(self) -> Iterator[None]:
         try:
             with self._turn:
+                self._settle()
                 yield
         except StatemgrError as error:
             self.failure = error
@@ -399,9 +414,10 @@ class Driver:
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
         plan, published, before = self.plan, self.published(), self.published_batch()
+        self._note_damage()
         return Work(
             config=json.dumps(plan.config.to_mapping()),
-            epoch=self._attempts_epoch().to_bytes(),
+            epoch=self._epoch.to_bytes(),
             checkpoints=checkpoints,
             tasks=plan.config.tasks,
             partitioning=plan.partitioning,
@@ -416,10 +432,11 @@ class Driver:
         )
 
     def _with_records(self, spark: SparkSession, prepared: list[PreparedCommit]) -> list[PreparedCommit]:
-        """Return the commits, with the records that the transaction sends to Kafka added to the first one."""
+        """Return the commits, with the records that the transaction sends to Kafka added to the first one. Without any,
+        the names of the stored rows say so."""
         plan = self.plan
         if not isinstance(plan.output, KafkaOutput):
-            return prepared
+            return [replace(one, attachments=tuple(named(a, UNSENT) for a in one.attachments)) for one in prepared]
         attachments = [attachment for commit in prepared for attachment in commit.attachments]
         rows = fetched_rows(spark, plan.config, attachments, plan.schema)
         return [replace(prepared[0], produced=tuple(plan.output.records(plan.shaped(rows)))), *prepared[1:]]
@@ -474,7 +491,7 @@ class Driver:
         prepared = [replace(commit, input_topic_ids=ids) for commit in prepared]
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
-                checkpoints: Mapping[str, Checkpoint] = self._manager.publish(prepared, batch, wait=False)
+                checkpoints = self._manager.publish(prepared, batch, refill=self._epoch.refill, wait=False)
             except OutcomeUnknownError as error:
                 if not left:
                     raise
@@ -500,7 +517,8 @@ class Driver:
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self.plan.config.job_key)
         if isinstance(self.plan.output, KafkaOutput):
-            return sequence  # the transaction has sent its records with the state
+            self._send_stored(spark, self.plan.output)
+            return sequence
         with contextlib.ExitStack() as kept:
             try:
                 if rows is None:
@@ -512,6 +530,16 @@ class Driver:
             self._manager.confirm()
             self.plan.output(self.plan.shaped(rows), sequence)
         return sequence
+
+    def _send_stored(self, spark: SparkSession, output: KafkaOutput) -> None:
+        """Send the published rows to Kafka in a transaction that publishes their state again, unless the transaction of
+        their batch has sent them: another output may have had that batch, and may not have got it."""
+        published = self.published()
+        if not any(is_unsent(one) for checkpoint in published.values() for one in checkpoint.attachments):
+            return
+        with stored_rows(spark, self.plan.config, published, self.plan.schema) as stored:
+            records = output.records(self.plan.shaped(self.plan.completed(stored)))
+        self._checkpoints.update(self._manager.publish_again(records, lambda one: named(one, OUTPUT)))
 
 
 def _not_adaptive(session: SparkSession) -> AbstractContextManager[None]:

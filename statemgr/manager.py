@@ -25,9 +25,9 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.local.shared_directories import Scratch
 from statemgr.logs import configure_logging, flush_suppressed
-from statemgr.model.checkpoint import Checkpoint, Layout, MicroBatch
+from statemgr.model.checkpoint import Attachment, Checkpoint, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
-from statemgr.model.commit import PreparedCommit
+from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.jobs.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
 from statemgr.serdes import SerdeLike
@@ -247,6 +247,7 @@ class StateManager:
         *,
         input_offsets: Mapping[str, int] | None = None,
         input_topic_ids: Mapping[str, str] | None = None,
+        refill: Mapping[str, Refill] | None = None,
         wait: bool = True,
     ) -> Mapping[str, Checkpoint]:
         """Publish prepared commits of this epoch, one per task, in one transaction; then clean up.
@@ -254,6 +255,7 @@ class StateManager:
         Args:
             input_offsets: how far the whole job has read, for commits that were prepared without input offsets.
             input_topic_ids: input topic → Kafka's ID of it as text, for the same commits.
+            refill: the ``refill`` of the epoch that the attempts had. Other damaged backups stay damaged.
             wait: wait for the clean-up. Otherwise it runs in the background; the next publish and :meth:`close` wait.
 
         Returns: task → the checkpoint just published.
@@ -262,13 +264,23 @@ class StateManager:
         self._check_open()
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
         with self._failures_counted():
-            checkpoints = self._acquired().publish(prepared_commits, batch, inputs, wait=wait)
+            checkpoints = self._acquired().publish(prepared_commits, batch, inputs, refill=refill or {}, wait=wait)
         for commit in prepared_commits:
             self.metrics.task(commit.task).committed()
         return checkpoints
 
+    def settle(self) -> Mapping[str, Checkpoint]:
+        """Find out whether a publish or a repair whose acknowledgement was lost has succeeded. Call it before the next
+        attempts, which continue its checkpoints. Costs no request if every outcome is known.
+
+        Returns: task → its current checkpoint. Raises: FencedError, OutcomeUnknownError (call again), MissingState.
+        """
+        return self._acquired().settled_checkpoints()
+
     def damaged(self) -> Mapping[str, Refill]:
-        """Task → (factory, store) pairs whose published backups are damaged. Add them to the epoch's ``refill``.
+        """Task → (factory, store) pairs whose published backups are damaged.
+
+        Add them to the ``refill`` of the next attempts' epoch, and pass that to :meth:`publish`, too.
 
         Raises: InvalidError before :meth:`acquire`.
         """
@@ -289,6 +301,20 @@ class StateManager:
         checkpoint. Raises: as :meth:`publish`; MissingState and CorruptError if nothing can supply a store.
         """
         return self._acquired().repair()
+
+    def publish_again(
+        self, produced: Sequence[ProducedRecord], attached: Callable[[Attachment], Attachment]
+    ) -> Mapping[str, Checkpoint]:
+        """Publish the current checkpoints again, in a transaction that also sends output records.
+
+        The state, the micro-batch, the output sequence and the input offsets stay. Every task needs a checkpoint.
+
+        Args:
+            attached: returns what the new checkpoints have in place of an attachment.
+
+        Returns: task → its new checkpoint. Raises: as :meth:`publish`; InvalidError if the job has other stores by now.
+        """
+        return self._acquired().publish_again(produced, attached)
 
     def job_inputs(self, epoch: Epoch) -> TaskInputs:
         """The input topics of an acquired job, for an engine that reads its own input.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 from statemgr import JobConfig, StateManager
 from statemgr.engine import (
@@ -17,7 +20,8 @@ from statemgr.engine import (
     prepared_to_bytes,
 )
 from statemgr.engine.task import Task
-from statemgr.errors import UnavailableError
+from statemgr.errors import OutcomeUnknownError, UnavailableError
+from statemgr.flows.owner import Owner
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, task_transactional_id
 from statemgr.local.machine import SystemClock
 from statemgr.model import codecs
@@ -40,6 +44,21 @@ def failing(*phases: Phase) -> AbstractContextManager[None]:
             raise UnavailableError(f"told to, {subject}")
 
     return observed(fail)
+
+
+def lose_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    """Lose the acknowledgement of each publish, and let no owner find out whether it succeeded."""
+    commit = TransactionalPublisher._commit
+
+    def unanswered(self: TransactionalPublisher, *arguments: Any) -> NoReturn:
+        commit(self, *arguments)
+        raise OutcomeUnknownError("told to")
+
+    def unsettled(self: Owner) -> NoReturn:
+        raise OutcomeUnknownError("told to")
+
+    patch.setattr(TransactionalPublisher, "_commit", unanswered)
+    patch.setattr(Owner, "settle", unsettled)
 
 
 def write(task: Task, items: Items, stores: Collection[str] = ("totals",)) -> None:

@@ -7,7 +7,7 @@ Steps of one atomic commit of a whole job::
         a.store("totals").put(key, value)
         a.attach("output", rows)
         prepared = a.prepare(input_offsets)                    # everything it names is durable
-    manager.publish(list_of_prepared)                          # all tasks, one Kafka transaction
+    manager.publish(list_of_prepared, refill=epoch.refill)     # all tasks, one Kafka transaction
 
 An attempt that is never published leaves only blobs that expire.
 

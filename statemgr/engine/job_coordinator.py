@@ -6,13 +6,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from statemgr.engine.attempts import Epoch
 from statemgr.engine.coordinator import Coordinator
-from statemgr.errors import FencedError, RetryableError, StatemgrError
+from statemgr.errors import FencedError, InvalidError, RetryableError, StatemgrError
 from statemgr.flows.committing.clean_up import CleanUp
-from statemgr.flows.committing.commit import Refill
+from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.opening.adopted_job import OldJobWatch
 from statemgr.flows.opening.open_job import JobTopics, read_published
@@ -22,9 +23,9 @@ from statemgr.flows.owner import Owner
 from statemgr.flows.published import common_batch
 from statemgr.flows.worker import Worker
 from statemgr.ids import task_name
-from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout, MicroBatch
+from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.checkpoint_records import Inputs
-from statemgr.model.commit import PreparedCommit
+from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
 from statemgr.ports import CheckpointLog
@@ -87,13 +88,18 @@ class JobCoordinator(Coordinator):
         batch: MicroBatch | None,
         inputs: Inputs | None = None,
         *,
+        refill: Mapping[str, Refill],
         wait: bool,
     ) -> Mapping[str, Checkpoint]:
-        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`."""
+        """Publish one commit per task, then clean up. See :meth:`statemgr.StateManager.publish`.
+
+        Args:
+            refill: task → the damaged backups that its commit has made again.
+        """
         if not self._settled(commits):
             left = [clean_up for clean_up in self.clean_ups.values() if clean_up.is_unfinished]
             self._services.in_parallel("ttl", CleanUp.retry_ttls, left)
-            follow_up = partial(self._start_clean_up, commits, dict(self.published.records))
+            follow_up = partial(self._start_clean_up, commits, dict(self.published.records), refill)
             with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
                 self._publish(commits, follow_up, batch, inputs)
                 newest = max(one.checkpoint_id for one in self.published.checkpoints.values())
@@ -114,16 +120,17 @@ class JobCoordinator(Coordinator):
         self._cleaner.take()
         return bool(found) and {commit.attempt for commit in found} == {commit.attempt for commit in commits}
 
-    def _start_clean_up(self, commits: Sequence[PreparedCommit], before: Mapping[str, CheckpointRecord | None]) -> None:
+    def _start_clean_up(
+        self,
+        commits: Sequence[PreparedCommit],
+        before: Mapping[str, CheckpointRecord | None],
+        refill: Mapping[str, Refill],
+    ) -> None:
         records = dict(self.published.records)
 
         def clean_up(commit: PreparedCommit) -> None:
             task, record = commit.task, records[commit.task]
             assert record is not None
-            damage = self.clean_ups[task].damage
-            if pairs := damage.pairs:  # the commit has made the damaged backups again
-                damage.repaired(pairs)
-                damage.suspect()
             self.clean_ups[task].after_publish(before[task], record, commit)
             try:
                 remember_published(self._services, task)
@@ -138,6 +145,12 @@ class JobCoordinator(Coordinator):
 
         for commit in commits:
             self.clean_ups[commit.task].published(commit)
+            damage, made = self.damage_of(commit.task), refill.get(commit.task, frozenset())
+            if damage.pairs & made:
+                damage.repaired(made)
+                damage.suspect()
+            if not self._repairs.busy:
+                damage.remind()
         try:
             self._cleaner.start(clean_up_all)
         except RetryableError as error:
@@ -168,7 +181,7 @@ class JobCoordinator(Coordinator):
             if len(adoptions) < len(records) or not any(adoption.offers for adoption in adoptions):
                 return
             with self._adopting(adoptions):
-                self.publish([adoption.commit for adoption in adoptions], batches.pop(), wait=False)
+                self.publish([adoption.commit for adoption in adoptions], batches.pop(), refill={}, wait=False)
         except FencedError:
             raise
         except StatemgrError as error:
@@ -198,6 +211,12 @@ class JobCoordinator(Coordinator):
                 done = self._when_damaged() and done
         return done
 
+    def settled_checkpoints(self) -> Mapping[str, Checkpoint]:
+        """See :meth:`statemgr.StateManager.settle`."""
+        if not self.settled:
+            self._settled(())
+        return self.published.checkpoints
+
     def repair(self) -> Mapping[str, Checkpoint]:
         """Publish the current checkpoints again, with complete backups. Called on the thread that publishes.
 
@@ -211,13 +230,38 @@ class JobCoordinator(Coordinator):
         possible = len(records) == len(self.published.records) and all(can_repair(self._services, r) for r in records)
         if not possible or not any(self.damaged.values()):
             return self.published.checkpoints
+        return self._again(records)
+
+    def publish_again(
+        self, produced: Sequence[ProducedRecord], attached: Callable[[Attachment], Attachment]
+    ) -> Mapping[str, Checkpoint]:
+        """See :meth:`statemgr.StateManager.publish_again`."""
+        self._settled(())
+        records = [record for record in self.published.records.values() if record is not None]
+        if not all(can_repair(self._services, record) for record in records):
+            raise InvalidError(
+                "the last output cannot be sent, because the job has other stores than its last checkpoint",
+                hint="start once with the stores or the output that the job had before",
+                job=self._services.config.job_name,
+            )
+        return self._again(records, produced, attached)
+
+    def _again(
+        self,
+        records: Sequence[CheckpointRecord],
+        produced: Sequence[ProducedRecord] = (),
+        attached: Callable[[Attachment], Attachment] = lambda one: one,
+    ) -> Mapping[str, Checkpoint]:
         batch = common_batch(record.current for record in records)
 
-        def again(record: CheckpointRecord) -> PreparedCommit:
-            attachments = repeated_attachments(record.current)
-            return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)[1]
+        def again(record: CheckpointRecord) -> tuple[CommitBase, PreparedCommit]:
+            attachments = tuple(map(attached, repeated_attachments(record.current)))
+            return prepare_repair(self._services, record, self.base(record.task), attachments=attachments)
 
-        return self.publish(self._services.in_parallel("repair", again, records), batch, wait=False)
+        repairs = self._services.in_parallel("repair", again, records)
+        refill = {base.task: base.refill for base, _ in repairs}
+        first, *others = (commit for _, commit in repairs)
+        return self.publish([replace(first, produced=tuple(produced)), *others], batch, refill=refill, wait=False)
 
     def close(self) -> None:
         """Finish a repair and the clean-up, and release the transactional ID. Nobody waits for a check of backups."""

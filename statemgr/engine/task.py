@@ -395,6 +395,8 @@ class Task:
                 prepared = self._prepare(frozen, whole)
                 self._coordinator.publish(frozen, prepared, input_ids)
                 self._coordinator.make_whole()
+                if not self._repairs.busy:
+                    self.damage.remind()
                 checkpoint = self._coordinator.checkpoint
                 assert checkpoint is not None
                 self.metrics.log.committed(checkpoint)

@@ -249,6 +249,8 @@ class Owner:
         found, known = self.log.read(tuple(expected), only_settled=True), self.published.checkpoints
         # an open transaction of somebody else may hide this owner's newest records; later, all of them are read
         hidden = {task for task in known if task not in found or _is_older(found[task].current, known[task])}
+        if hidden or not found.keys() >= expected.keys():
+            self._check_layout()
         self._outcome(found, {task: ours for task, ours in expected.items() if task not in hidden})
         if not self.still_owned():
             raise FencedError(
@@ -256,6 +258,18 @@ class Owner:
             )
         self.publisher.regain()
         self.fence_others()
+
+    def _check_layout(self) -> None:
+        """Raises: FencedError if a newer layout was read, whose tasks are others: then nothing hides this owner's."""
+        newest = max((record.layout.generation for record in self.log.current().values()), default=0)
+        if newest > self.published.layout.generation:
+            raise FencedError(
+                f"the job was rescaled in the meantime: its layout has generation {newest}, and this owner has "
+                f"{self.published.layout.generation}",
+                hint="stop this process; the new owner processes what it did not publish",
+                job=self.services.config.job_name,
+                tasks=_names(self.published.records),
+            )
 
     def _outcome(self, found: Mapping[str, CheckpointRecord], expected: Mapping[str, CheckpointRecord | None]) -> bool:
         """Whether the topic has the expected records (True) or the ones before them (False).
@@ -268,6 +282,8 @@ class Owner:
             now = _fingerprint(found.get(task))
             known = self.published.records[task]
             if now not in (_fingerprint(ours), _fingerprint(known)):
+                if now is None:
+                    self._check_layout()
                 if known is not None:
                     self._refuse_loss(found.get(task), known.current)
                 raise FencedError(

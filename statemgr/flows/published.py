@@ -151,6 +151,11 @@ class Damage:
             self._suspicions += 1
         self._changed()
 
+    def remind(self) -> None:
+        """Ask for the check of a suspicion once more: it may have failed so often that nobody repeats it."""
+        if self.suspicion is not None:
+            self._changed()
+
     def found(self, factory: str, store: str, why: object) -> None:
         """Note that a store's backup of the current checkpoint is damaged, and log why."""
         with self._lock:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's name for it
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -18,7 +19,7 @@ from spark_integration import StatefulQuery, stateful
 from spark_integration.outputs import FileOutput, ForeachOutput, FormatOutput, MemoryOutput, TableOutput
 from spark_integration.processors.frame import StatefulFrame
 from spark_integration.writer import StatefulWriter
-from statemgr.errors import InvalidError, StatemgrError
+from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.phases import Phase, observed
 from tests.kafka_jobs import committed, make_topic
 from tests.spark.conftest import Pipeline
@@ -104,6 +105,34 @@ def test_records_for_kafka_are_sent_with_the_state(job: Pipeline, phase: Phase) 
     sent = [(key, json.loads(value)) for key, value in committed(job.config, topic)]
     assert all(key.decode() == told["key"] for key, told in sent)
     assert added([(told["key"], told["change"]) for _, told in sent]) == job.produced
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kafka_gets_a_batch_that_the_former_output_did_not_get(job: Pipeline, kept: bool) -> None:
+    """The output fails after a batch was published, and the next start has Kafka as the output, at the same location or
+    at a new one. The rows are sent once, also if that start fails and later ones begin at new locations."""
+    topic = job.kafka.fresh_name("out")
+    make_topic(job.config, topic, 1)
+    frame = counts(job).select(F.to_json(F.struct("key", "change")).alias("value"))
+
+    def fail(rows: DataFrame, sequence: int) -> None:
+        raise OSError("told to")
+
+    def fail_at(phase: Phase, subject: str) -> None:
+        if phase is Phase.COMMIT_TRANSACTION:
+            raise UnavailableError("the broker is away")
+
+    writer = frame.writeStream.format("kafka").option("topic", topic)
+    with pytest.raises(Exception, match="told to"):
+        run(job, frame.writeStream.foreachBatch(fail))
+    for failing in (True, False, False):
+        if not kept:
+            shutil.rmtree(job.location, ignore_errors=True)
+        with observed(fail_at) if failing else nullcontext(), pytest.raises(Exception) if failing else nullcontext():
+            run(job, writer)
+        kept = kept and failing
+    sent = [json.loads(value) for _, value in committed(job.config, topic)]
+    assert added([(told["key"], told["change"]) for told in sent]) == job.produced
 
 
 @pytest.mark.long

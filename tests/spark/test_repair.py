@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
-from statemgr.errors import CorruptError, MissingError
-from tests.commits import published, referenced
+from spark_integration.driver import Driver
+from statemgr.errors import CorruptError, MissingError, OutcomeUnknownError
+from tests.commits import lose_acknowledgements, published, referenced
 from tests.jobs import DUAL, SEGMENTS, SNAPSHOTS
 from tests.spark.conftest import Pipeline
 
@@ -27,6 +30,56 @@ def is_whole(job: Pipeline) -> bool:
 def with_rows(job: Pipeline) -> dict[int, list[tuple[object, ...]]]:
     """Return sequence → rows of the output, without empty sequences."""
     return {sequence: rows for sequence, rows in job.outputs.calls if rows}
+
+
+def test_damage_that_is_found_while_a_batch_runs(pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULT 45: the batch was prepared without it, so the next one makes the backup again."""
+    job = pipeline(backup=("blob-store",))
+    job.produce(60)
+    publish, task = Driver._publish, "Partition 0"
+    left: list[bool] = []
+
+    def found_before(self: Driver, *arguments: Any) -> float:
+        if len(left) == 1:
+            coordinator = self._manager._acquired()
+            coordinator.when_damaged(lambda: False)  # no repair comes between the batches
+            coordinator.damage_of(task).found("blob-store", "totals", "told to")
+        seconds = publish(self, *arguments)
+        left.append(bool(self._manager.damaged()[task]))
+        return seconds
+
+    monkeypatch.setattr(Driver, "_publish", found_before)
+    job.run(job.query(per_batch=20))
+    assert left[:3] == [False, True, False]
+    assert job.state("blob-store") == job.produced == job.outputs.counts()
+
+
+def test_a_batch_continues_a_repair_that_was_not_answered(
+    pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 1: the driver settles it first, also before it gives output again."""
+    job = pipeline(backup=("blob-store",))
+    job.produce(60)
+    run = Driver.run
+    sequences: list[int] = []
+
+    def repaired_before(self: Driver, rows: DataFrame, batch_id: int) -> None:
+        if batch_id == 1:
+            coordinator = self._manager._acquired()
+            coordinator.when_damaged(lambda: True)
+            coordinator.damage_of("Partition 0").found("blob-store", "totals", "told to")
+            with monkeypatch.context() as patch:
+                lose_acknowledgements(patch)
+                with pytest.raises(OutcomeUnknownError):
+                    self.repair()
+            self.give_output_again(rows.sparkSession)
+        run(self, rows, batch_id)
+        sequences.append(max(checkpoint.sequence for checkpoint in self.published().values()))
+
+    monkeypatch.setattr(Driver, "run", repaired_before)
+    job.run(job.query(per_batch=20))
+    assert sequences[:3] == [1, 3, 4]
+    assert job.state("blob-store") == job.produced == job.outputs.counts()
 
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])

@@ -30,7 +30,7 @@ from statemgr.model.keys.processor_keys import RECORD
 #: The end of the name of a changelog that a rescale has made.
 _GENERATION = re.compile(r"-g\d+\Z")
 #: Names of attachments with output rows. With any other than these and a processor's, keys have an unknown form.
-_OUTPUT = re.compile(r"output-\d+\Z")
+_OUTPUT = re.compile(r"output-(unsent-)?\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,15 +14,24 @@ from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
 from statemgr.engine.job_coordinator import JobCoordinator
-from statemgr.errors import AccessDenied, FencedError, InvalidError, RetryableError
+from statemgr.errors import (
+    AccessDenied,
+    FencedError,
+    InvalidError,
+    OutcomeUnknownError,
+    RetryableError,
+    UnavailableError,
+)
+from statemgr.flows import worker
 from statemgr.flows.committing.clean_up import CleanUp
+from statemgr.flows.owner import Owner
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import list_blobs
 from statemgr.services import Services
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
-from tests.commits import TASK, attempt
+from tests.commits import TASK, attempt, lose_acknowledgements
 from tests.kafka_jobs import wait_until
 
 CONFIG: dict[str, object] = {
@@ -175,6 +186,77 @@ def test_no_failure_after_a_publish_sends_output_twice(servers: MemoryServers, m
         task.commit({"orders-0": 2})
     assert [entry.value for _, _, entry in servers.broker.committed("out")] == [b"once"]
     assert not with_ttl(servers)
+
+
+def test_a_publish_repairs_only_what_its_attempts_were_told(servers: MemoryServers) -> None:
+    """Invariant 12: damage that is found while commits are prepared is made again by the next ones."""
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch, checkpoints = manager.acquire(), None
+        assert manager._job is not None
+        for number, late in enumerate((*NAMES[:2], None)):
+            epoch = replace(epoch, refill=manager.damaged())
+            prepared = [attempt(executor, epoch, name, {b"k": b"1"}, number, None, checkpoints) for name in NAMES]
+            if late is not None:
+                manager._job.damage_of(late).found("blob-store", "totals", "told to")
+            checkpoints = manager.publish(prepared, refill=epoch.refill)
+            assert {name for name, pairs in manager.damaged().items() if pairs} == {late} - {None}
+
+
+def test_a_repair_that_is_not_answered_is_settled_before_the_next_attempts(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protocol 1: they continue the checkpoints of the repair. Without such a repair, nothing asks the broker."""
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        first = manager.publish([attempt(executor, epoch, name, {b"k": b"1"}, 1) for name in NAMES])
+        assert manager._job is not None
+        manager._job.damage_of(TASK).found("blob-store", "totals", "told to")
+        with monkeypatch.context() as patch:
+            lose_acknowledgements(patch)
+            with pytest.raises(OutcomeUnknownError):
+                manager.repair()
+        repaired = dict(manager.settle())
+        assert repaired[TASK].sequence == first[TASK].sequence + 1
+        assert not any(manager.damaged().values())
+        with monkeypatch.context() as patch:
+            patch.setattr(Owner, "settle", None)
+            assert manager.settle() == repaired
+        epoch = epoch.after_publish()
+        manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2, checkpoints=repaired) for name in NAMES])
+
+
+@pytest.mark.parametrize("of_job", [True, False])
+def test_a_check_that_was_given_up_is_tried_again_after_the_next_publish(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of_job: bool
+) -> None:
+    """FAULT 45: the blob store was away for longer than all tries took."""
+    publish_first(servers)
+    checked = list[str]()
+
+    def refuse(*_: object) -> NoReturn:
+        raise UnavailableError("told to")
+
+    def check(services: Services, task: str, checkpoint: Checkpoint) -> Mapping[tuple[str, str], str]:
+        checked.append(task)
+        return {}
+
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker, "TRIES", 2)
+    monkeypatch.setattr(coordinator, "find_damage", refuse)
+    driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
+    with servers.manager(driver, "kafka-partition") as manager:
+        epoch = manager.acquire() if of_job else None
+        task = None if of_job else manager.open_task(TASK)
+        repairs = manager._job._repairs if manager._job is not None else task._repairs  # type: ignore[union-attr]
+        wait_until(lambda: "no longer tried" in caplog.text and not repairs.busy)
+        monkeypatch.setattr(coordinator, "find_damage", check)
+        if epoch is not None:
+            manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2) for name in NAMES])
+        elif task is not None:
+            task.commit({"orders-0": 2})
+        wait_until(lambda: set(checked) == (set(NAMES) if of_job else {TASK}))
 
 
 @pytest.fixture

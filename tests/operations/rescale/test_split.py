@@ -251,9 +251,10 @@ def test_an_order_for_another_machine() -> None:
     assert [one.published_ms for one in read.plan.records[record.task].checkpoints] == [None, 77]
 
 
-def test_keys_of_an_engine_stay_where_they_are() -> None:
+@pytest.mark.parametrize("name", ["output-0", "output-unsent-0"])
+def test_keys_of_an_engine_stay_where_they_are(name: str) -> None:
     """With one task every partitioner fits every key, so only the attachment shows which engine owns the keys."""
-    rows = Attachment("output-0", inline=b"rows")
+    rows = Attachment(name, inline=b"rows")
     assert plan(1, 2, "spark-hash(string)", (rows,)).tasks == 2
     assert plan(1, 2, "spark-hash(string)", (rows, Attachment("processor-state", inline=b"{}"))).processor is not None
     with pytest.raises(InvalidError, match="'other-engine'"):

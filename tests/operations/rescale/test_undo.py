@@ -20,7 +20,7 @@ from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
 from statemgr.testing.memory_servers import MemoryServers
-from tests.commits import TASK, failing
+from tests.commits import TASK, attempt, failing
 from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {
@@ -138,6 +138,29 @@ def test_a_slower_rescale_to_as_many_tasks_leaves_the_changelogs_alone(job: Job,
         job.rescale()
     assert ends == [changelog_ends()]
     assert job.tasks() == {2}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_zombie_of_a_removed_task_fences_nobody(job: Job, committed: bool) -> None:
+    """FAULT 39: the brokers have forgotten its ID. It finds no checkpoint of its task in the new layout, which no open
+    transaction hides, and ends before it takes an ID from the new owner."""
+    new = job.rescale()
+    two = JobConfig.from_mapping(job.config.to_mapping(), {"job.tasks": 2, "task.restore.factories": ["blob-store"]})
+    with (
+        job.servers.manager(job.servers.on_disk(two, "zombie"), "kafka-partition") as zombies,
+        job.servers.manager(job.config, "kafka-partition") as manager,
+    ):
+        zombie = zombies.open_task(task_name(1))
+        if committed:
+            zombie.commit({"orders-1": 0})
+        job.undo(new)
+        job.servers.broker.forget_ids()
+        epoch = manager.acquire()
+        checkpoints = manager.publish([attempt(job.config, epoch, TASK, {b"b": b"1"}, 2)])
+        with pytest.raises(FencedError, match="the job was rescaled in the meantime"):
+            zombie.commit({"orders-1": 1})
+        again = attempt(job.config, epoch.after_publish(), TASK, {b"b": b"2"}, 3, checkpoints=checkpoints)
+        assert manager.publish([again])[TASK].input_offsets == {"orders-0": 3}
 
 
 def test_an_interrupted_rescale_goes_on_with_another_version(job: Job) -> None:
