@@ -15,8 +15,7 @@ from typing import Any
 
 from spark_integration.location import Location
 from statemgr.errors import BatchMismatch, CorruptRecord, InvalidError
-from statemgr.ids import source_topic
-from statemgr.model.checkpoint import OTHER_SOURCE
+from statemgr.ids import OTHER_SOURCE, source_topic
 
 #: Source partition (``orders-0``) → offset.
 Offsets = Mapping[str, int]

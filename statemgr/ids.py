@@ -13,6 +13,8 @@ _CHECKPOINT_ID = re.compile(r"(\d{1,19})-(\d{6})\Z")
 _TASK = re.compile(r"Partition (0|[1-9]\d{0,5})\Z")
 _SOURCE = re.compile(r"([A-Za-z0-9._-]{1,249})-(0|[1-9]\d{0,9})\Z")
 _MOST_OFFSET = 2**63 - 1
+#: The start of the name of a source of a micro-batch that is not Kafka. No topic name contains a space.
+OTHER_SOURCE = "source "
 #: Names of jobs and stores. They are safe as a file name, an object key and a part of a topic's name.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statemgr.config.store import expires
 from statemgr.config.units import DAY_MS, HOUR_MS
 from statemgr.errors import InvalidError
-from statemgr.ids import CheckpointId
+from statemgr.ids import OTHER_SOURCE, CheckpointId
 
 #: Checkpoints that a task may keep beyond its retention: each has a record of its own.
 MOST_KEPT = 32
@@ -21,8 +21,6 @@ MOST_KEPT = 32
 MOST_HOST = 64
 #: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
 _MOST_RETIRED = 8
-#: The start of the name of a source of a micro-batch that is not Kafka. No topic name contains a space.
-OTHER_SOURCE = "source "
 
 
 @dataclass(frozen=True, slots=True)
