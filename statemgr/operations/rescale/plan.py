@@ -29,8 +29,6 @@ from statemgr.model.keys.processor_keys import RECORD
 
 #: The end of the name of a changelog that a rescale has made.
 _GENERATION = re.compile(r"-g\d+\Z")
-#: Names of attachments with output rows. With any other than these and a processor's, keys have an unknown form.
-_OUTPUT = re.compile(r"output-\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
 
@@ -280,9 +278,8 @@ def plan_rescale(
                 hint="configure the stores of that checkpoint, and run this again",
                 task=name,
             )
-        foreign = [
-            one.name for one in target.attachments if one.name not in (SEQUENCE, RECORD) and not _OUTPUT.match(one.name)
-        ]
+        # with other attachments than output and a processor's, keys have an unknown form
+        foreign = [one.name for one in target.attachments if one.name not in (SEQUENCE, RECORD) and not one.is_output]
         if foreign:
             raise InvalidError(
                 f"checkpoint {target.checkpoint_id} has the attachment {foreign[0]!r}: the keys of its stores are an "

@@ -26,7 +26,7 @@ from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import find_layout
 from statemgr.flows.rollback import plan_rollback, prepare_rollback
 from statemgr.logs import counted
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
+from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
@@ -168,9 +168,10 @@ def undo(
 
 
 def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) -> Mapping[str, CheckpointRecord]:
-    """The records with the output that still exists: the newer layout has delivered some, and may have deleted it.
+    """The records with the output that still exists: the newer layout has delivered some, and may have deleted it. Of a
+    publish there is all of it, in all tasks, or none.
 
-    Raises: UnavailableError, AccessDenied.
+    Raises: MissingBlob if another attachment of a last checkpoint is gone; UnavailableError, AccessDenied.
     """
     checkpoints = [one for record in records.values() for one in record.checkpoints]
     blobs = {made.blob.blob_id for one in checkpoints for made in one.attachments if made.blob is not None}
@@ -179,8 +180,30 @@ def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) ->
         if not isinstance(error, MissingBlob):
             raise error
 
+    def is_gone(attachment: Attachment) -> bool:
+        return attachment.blob is not None and attachment.blob.blob_id in gone
+
+    for task, record in records.items():
+        for lost in filter(is_gone, record.current.attachments):
+            if not lost.is_output:
+                raise MissingBlob(
+                    f"the layout cannot be brought back: {lost.name!r} of checkpoint {record.current.checkpoint_id} "
+                    "is gone",
+                    hint="bring an earlier version of the blob back if the store keeps versions, or stay with the "
+                    "current layout",
+                    job=services.config.job_name,
+                    task=task,
+                    blob=lost.blob and lost.blob.blob_id,
+                )
+    delivered = {
+        (one.sequence, one.checkpoint_id)
+        for one in checkpoints
+        if any(made.is_output for made in filter(is_gone, one.attachments))
+    }
+
     def left(checkpoint: Checkpoint) -> Checkpoint:
-        there = (one for one in checkpoint.attachments if one.blob is None or one.blob.blob_id not in gone)
-        return replace(checkpoint, attachments=tuple(there))
+        if (checkpoint.sequence, checkpoint.checkpoint_id) not in delivered:
+            return checkpoint
+        return replace(checkpoint, attachments=tuple(one for one in checkpoint.attachments if not one.is_output))
 
     return {task: replace(record, checkpoints=tuple(map(left, record.checkpoints))) for task, record in records.items()}
