@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, FencedError, InvalidError, MissingState
 from statemgr.flows.published import common_batch
-from statemgr.flows.rollback import find_targets
+from statemgr.flows.rollback import check_sources, find_targets
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import (
     FIRST,
@@ -271,6 +271,7 @@ def plan_rescale(
             job=config.job_name,
         )
     for name, target in targets.items():
+        check_sources(target, records[name].current.batch, name)
         if set(target.stores) != set(plan.stores):
             raise ConfigError(
                 f"checkpoint {target.checkpoint_id} has the stores {', '.join(sorted(target.stores)) or '(none)'}, but "

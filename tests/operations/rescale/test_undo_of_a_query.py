@@ -13,7 +13,7 @@ import pytest
 from statemgr import JobConfig
 from statemgr.engine import attempts, open_attempt
 from statemgr.engine.host import AttemptHost
-from statemgr.errors import MissingBlob
+from statemgr.errors import InvalidError, MissingBlob
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, MicroBatch
@@ -21,7 +21,7 @@ from statemgr.model.keys.partitioners import candidates
 from statemgr.operations.gc.gc import GarbageReport, collect_garbage
 from statemgr.operations.rescale.plan import plan_rescale
 from statemgr.operations.rescale.rescale import Workers, rescale
-from statemgr.operations.rescale.undo import undo
+from statemgr.operations.rescale.undo import plan_undo, undo
 from statemgr.ports import no_progress
 from statemgr.services import submit_here
 from statemgr.testing.memory_servers import MemoryServers
@@ -177,3 +177,27 @@ def test_the_output_of_a_batch_comes_back_as_a_whole_or_not_at_all(query: Query)
         rest = ["processor-state"] if task == TASK else []
         assert [names(one) for one in record.checkpoints] == [rest, rest, [*rest, "output-0", "output-1"]]
     assert query.collect(old).missing == []
+
+
+def test_a_query_that_only_its_location_continues(query: Query) -> None:
+    """A query that reads files continues after its last batch only: a rescale begins there, and an undo is possible as
+    long as the new tasks have run none."""
+    end = '{{"orders":{{"0":{0}}},"source 1":"{0}"}}'
+    old = query.servers.config
+    query.run(old, 2, end)
+    records = query.records(old)
+    with pytest.raises(InvalidError, match="only the location of its last batch can continue it"):
+        plan_rescale(old, records, 1, str(records[TASK].checkpoints[1].checkpoint_id))
+    new = query.rescale(old, 1)
+    query.undo(new)
+    assert query.records(old)[TASK].current.batch == records[TASK].current.batch
+    query.undo(old)
+    query.run(new, 1, end)
+    for function, more in ((undo, (query.servers.services, no_progress)), (_plan, ())):
+        with pytest.raises(InvalidError, match="only the location of its last batch can continue it"):
+            query.work(new, function, *more)
+    assert query.records(new)[TASK].layout.tasks == 1
+
+
+def _plan(services: Any, log: Any) -> object:
+    return plan_undo(services.config, log)
