@@ -77,6 +77,11 @@ def task_prefix(job_key: str, task: str) -> str:
     return f"{job_key}/{task_path(task)}/"
 
 
+def attachment_blob(job_key: str, task: str, attempt: str, name: str) -> str:
+    """The name of the blob with an attachment of an attempt."""
+    return f"{task_prefix(job_key, task)}_commit/{attempt}/{name}"
+
+
 def task_at(path: str) -> str | None:
     """The task of a :func:`task_path`; None if it is something else."""
     task = path.replace("_", " ", 1)

@@ -21,7 +21,7 @@ from statemgr.flows.committing.commit import CommitBase, Refill, discard, freeze
 from statemgr.flows.committing.local_copies import compacted_copies, most_files, prefer_compacted
 from statemgr.flows.committing.persist_ahead import PersistAhead
 from statemgr.flows.opening.restore import StoreRestore, restore_task
-from statemgr.ids import NAME, check_offsets, task_prefix
+from statemgr.ids import NAME, attachment_blob, check_offsets
 from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
@@ -158,7 +158,7 @@ class Attempt:
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return
-        blob_id = f"{task_prefix(config.job_key, self.task)}_commit/{self.attempt_id}/{name}"
+        blob_id = attachment_blob(config.job_key, self.task, self.attempt_id, name)
         body = data if isinstance(data, bytes) else FileSlice(data, 0, size)
         self._attachments.append(Attachment(name, blob=self._services.transfer().put(blob_id, body)))
         self._attached_blobs.append(blob_id)

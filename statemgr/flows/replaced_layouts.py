@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from statemgr.errors import MissingState
+from statemgr.errors import MissingState, RetryableError
 from statemgr.flows.owner import fence_ids
 from statemgr.kafka.transactions.publisher import job_transactional_id, publish_alone
 from statemgr.model import codecs
@@ -65,7 +65,7 @@ def keep_in_layout(
 
     Returns: task → the checkpoints that it keeps now.
     Raises: MissingState if no such layout retains it; FencedError if somebody changes these layouts at the same time;
-        InvalidError, RetryableError, OutcomeUnknownError.
+        RetryableError, also if the layout was brought back meanwhile; InvalidError, OutcomeUnknownError.
     """
     kept: dict[str, tuple[str, ...]] = {}
 
@@ -79,8 +79,11 @@ def keep_in_layout(
             )
         return [record for record in found[1].values() if record.find(checkpoint_id) is not None]
 
+    generations: set[int] = set()
+
     def changed() -> Iterator[tuple[bytes, bytes]]:
         for record in retaining():  # nobody else changes these layouts from here on
+            generations.add(record.layout.generation)
             kept[record.task] = record.with_kept(checkpoint_id, is_kept=is_kept)
             current = replace(record.current, kept=kept[record.task])
             yield codecs.encode_task(record.key(current), task_alone(current, record.layout))
@@ -88,4 +91,11 @@ def keep_in_layout(
     retaining()  # before anybody is fenced
     fence_ids(services, [job_transactional_id(services.config)])  # a rescale, or the way back
     publish_alone(services.config, services.clock, CHANGES, services.config.checkpoint_topic, changed())
+    log.read(())  # a way back that was not fenced ends before this, or sees the change and publishes nothing
+    if generations - {retired.layout.generation for retired in log.retired()}:
+        raise RetryableError(
+            "the layout of the checkpoint was brought back or collected meanwhile, and may not know the change",
+            hint="run it again",
+            job=services.config.job_name,
+        )
     return kept

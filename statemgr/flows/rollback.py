@@ -28,7 +28,7 @@ from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingErro
 from statemgr.flows.committing.commit import CommitBase, Refill, fill
 from statemgr.flows.opening.restore import restore_task
 from statemgr.ids import CheckpointId, source_topic, task_index
-from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker
+from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker, MicroBatch
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.keys.partitioners import is_by_input
 from statemgr.model.plan import plan_retained
@@ -137,6 +137,21 @@ def check_alone(record: CheckpointRecord, target: Checkpoint) -> None:
         )
 
 
+def check_sources(target: Checkpoint, newest: MicroBatch | None, task: str) -> None:
+    """Check that a job may continue from a checkpoint of one of its tasks. ``newest``: the job's last micro-batch.
+
+    Raises: InvalidError if only the location of the query's last batch can continue it.
+    """
+    if target.batch is not None and target.batch.has_other_sources and target.batch != newest:
+        raise InvalidError(
+            f"the query of checkpoint {target.checkpoint_id} reads a source other than Kafka, and only the location of "
+            "its last batch can continue it",
+            hint="read these sources again in a job with another job.id; `statemgr store scan --checkpoint` reads the "
+            "older state",
+            task=task,
+        )
+
+
 def _is_own(record: CheckpointRecord, source: str) -> bool:
     """Whether only this task reads a source partition. After a rescale to fewer tasks, a task also has the partitions
     whose number, modulo the number of tasks, is its own."""
@@ -173,14 +188,7 @@ def plan_rollback(
             key="stores",
             task=record.task,
         )
-    if target.batch is not None and target.batch.has_other_sources and target.batch != record.current.batch:
-        raise InvalidError(
-            f"the query of checkpoint {target.checkpoint_id} reads a source other than Kafka, and only the location of "
-            "its last batch can continue it",
-            hint="read these sources again in a job with another job.id; `statemgr store scan --checkpoint` reads the "
-            "older state",
-            task=record.task,
-        )
+    check_sources(target, record.current.batch, record.task)
     ways: dict[tuple[str, str], Way] = {}
     for store in sorted(durable):
         for factory in config.stores[store].backup_factories:

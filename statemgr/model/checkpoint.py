@@ -7,6 +7,7 @@ the outbox of a micro-batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -89,6 +90,7 @@ Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
+_OUTPUT = re.compile(r"output-(unsent-)?\d+\Z")
 #: Name of an attachment of a checkpoint that repeats another one: the sequence number of the publish that it repeats.
 SEQUENCE = "sequence"
 #: The sequence number of a job's first publish. For an adopted job, that is the adoption.
@@ -102,6 +104,11 @@ class Attachment:
     name: str
     inline: bytes | None = None
     blob: BlobRef | None = None
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is a part of a micro-batch's output. Nobody needs that any more once it was delivered."""
+        return _OUTPUT.match(self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)

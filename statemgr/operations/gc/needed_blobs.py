@@ -181,13 +181,14 @@ def _read(services: Services, log: CheckpointLog, allow_no_checkpoints: bool) ->
 def _add_retired(services: Services, log: CheckpointLog, retired: RetiredLayout, found: NeededBlobs) -> bool:
     """Add the blobs of a layout that a rescale has replaced. No owner publishes in it any more.
 
-    Its last output was delivered before the next layout went on, which deletes it like its own. Returns: whether all
-    its indexes could be read, or are not needed any more, because it was brought back or collected meanwhile.
+    Its last output was delivered before the next layout went on, which deletes it like its own. Other attachments are
+    needed. Returns: whether all its indexes could be read, or are not needed any more, because it was brought back or
+    collected meanwhile.
     """
     generation = retired.layout.generation
 
     def add(record: CheckpointRecord) -> None:
-        for need in _needs(record, found, with_output=False):
+        for need in _needs(record, found, generation):
             found.add(found.referenced(services, need), need.checkpoint_id.millis, generation)
 
     try:
@@ -233,9 +234,9 @@ def _add_task(services: Services, log: CheckpointLog, found: NeededBlobs, record
     return False
 
 
-def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = True) -> list[_Need]:
+def _needs(record: CheckpointRecord, found: NeededBlobs, generation: int | None = None) -> list[_Need]:
     """The markers of the retained checkpoints, store by store, newest first. Also adds the blobs that a record itself
-    names."""
+    names. ``generation``: of a layout that a rescale has replaced."""
     needs: list[_Need] = []
     for checkpoint in record.checkpoints:
         for factory, of_store in checkpoint.state_checkpoint_markers.items():
@@ -244,10 +245,12 @@ def _needs(record: CheckpointRecord, found: NeededBlobs, *, with_output: bool = 
                 for store, marker in of_store.items()
             ]
         for attachment in checkpoint.attachments:
-            if attachment.blob is not None and with_output:
-                found.add([attachment.blob.blob_id], checkpoint.checkpoint_id.millis)
-            elif attachment.blob is not None:
+            if attachment.blob is None:
+                continue
+            if generation is not None and attachment.is_output:
                 found.spared.add(attachment.blob.blob_id)
+            else:
+                found.add([attachment.blob.blob_id], checkpoint.checkpoint_id.millis, generation)
         found.spared.update([outstanding.blob_id for outstanding in checkpoint.outstanding_ttl])
     return sorted(needs, key=lambda need: need.store)  # the checkpoints of a store share indexes
 

@@ -142,31 +142,50 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
 
 def _undo(call: Call, *, write: bool) -> None:
+    from statemgr.flows.input_left import missing_input
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
-    from statemgr.operations.rescale.undo import plan_undo, undo
+    from statemgr.operations.rescale.undo import look, plan_undo, undo
     from statemgr.wiring import open_services
 
     published: Mapping[str, Checkpoint] = {}
+    damaged: list[dict[str, str]] = []
     with (
         closing(open_services(call.config)) as services,
         closing(CheckpointTopic(call.config, services.clock, owned=write)) as log,
     ):
         plan = plan_undo(call.config, log, call.checkpoint_id)
         edit = _edit(call.config, plan.changes)
+        offsets, topic_ids = dict[str, int](), dict[str, str]()
+        for target in plan.targets.values():
+            offsets |= target.input_offsets
+            topic_ids |= target.input_topic_ids
+        problems = missing_input(call.config, services.clock, offsets, topic_ids)
         if write:
             with call.progress() as progress:
                 plan, published = undo(services, log, open_services, progress, call.checkpoint_id)
+        else:
+            with closing(open_services(plan.new_config)) as new:
+                for task, found in look(new, plan).items():
+                    for (factory, store), why in found.items():
+                        damaged.append({"task": task, "store": store, "factory": factory, "why": why})
     edit, saved = _save(edit, write=write)
     if call.as_json:
-        print_json(_undo_fields(plan, published, saved))
+        print_json({**_undo_fields(plan, published, saved), "input_problems": problems, "damaged": damaged})
         return
     retired = plan.retired
     say(
         f"back from {plan.before.tasks} tasks to {retired.layout.tasks}, as they were before the rescale at "
         f"{moment(retired.retired_ms)}; everything that the job did since then is taken back"
     )
-    _print_offsets({s: o for target in plan.targets.values() for s, o in target.input_offsets.items()})
+    _print_offsets(offsets)
     _print_configuration(plan.changes, edit, saved)
+    for problem in problems:
+        say(f"warning: the input cannot be read again: {problem}")
+    for one in damaged:
+        say(
+            "warning: {factory} has lost state of {store} of {task}, which is only brought back if another backend or "
+            "this machine has it: {why}".format(**one)
+        )
     say("done: start the job with this configuration" if published else "nothing was changed; add --write to go back")
 
 

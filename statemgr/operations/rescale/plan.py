@@ -11,7 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, FencedError, InvalidError, MissingState
 from statemgr.flows.published import common_batch
-from statemgr.flows.rollback import find_targets
+from statemgr.flows.rollback import check_sources, find_targets
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import (
     FIRST,
@@ -29,8 +29,6 @@ from statemgr.model.keys.processor_keys import RECORD
 
 #: The end of the name of a changelog that a rescale has made.
 _GENERATION = re.compile(r"-g\d+\Z")
-#: Names of attachments with output rows. With any other than these and a processor's, keys have an unknown form.
-_OUTPUT = re.compile(r"output-(unsent-)?\d+\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
 
@@ -273,6 +271,7 @@ def plan_rescale(
             job=config.job_name,
         )
     for name, target in targets.items():
+        check_sources(target, records[name].current.batch, name)
         if set(target.stores) != set(plan.stores):
             raise ConfigError(
                 f"checkpoint {target.checkpoint_id} has the stores {', '.join(sorted(target.stores)) or '(none)'}, but "
@@ -280,9 +279,8 @@ def plan_rescale(
                 hint="configure the stores of that checkpoint, and run this again",
                 task=name,
             )
-        foreign = [
-            one.name for one in target.attachments if one.name not in (SEQUENCE, RECORD) and not _OUTPUT.match(one.name)
-        ]
+        # with other attachments than output and a processor's, keys have an unknown form
+        foreign = [one.name for one in target.attachments if one.name not in (SEQUENCE, RECORD) and not one.is_output]
         if foreign:
             raise InvalidError(
                 f"checkpoint {target.checkpoint_id} has the attachment {foreign[0]!r}: the keys of its stores are an "

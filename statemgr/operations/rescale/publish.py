@@ -51,6 +51,7 @@ class OfLayout:
         layout: the layout to come.
         unpublished: the records that its tasks continue, until it is published.
         current: the records of the current layout. If they change, there is another owner.
+        brought_back: the records of a replaced layout that becomes current again, as they were read.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class OfLayout:
         layout: Layout,
         unpublished: Mapping[str, CheckpointRecord],
         current: Mapping[str, CheckpointRecord],
+        brought_back: Mapping[str, CheckpointRecord] | None = None,
     ) -> None:
         self._log, self._layout, self._unpublished, self._current = log, layout, unpublished, current
+        self._brought_back = brought_back or {}
 
     def read(
         self, tasks: Collection[str] | None = None, *, only_settled: bool = False, generation: int | None = None
@@ -96,7 +99,26 @@ class OfLayout:
         return ()
 
     def begin_check(self) -> Callable[[int], None]:
-        return self._log.begin_check()
+        """The check in the transaction also compares the layout that is brought back with the topic. Who sees it
+        collected, and deletes its blobs, has read the topic before the transaction's first record, or waits for its
+        end. Raises: RetryableError if it is not as it was."""
+        self._compare()  # most records are read here, and the transaction does not wait for them
+        check_topic = self._log.begin_check()
+
+        def check(end: int) -> None:
+            check_topic(end)
+            self._compare()
+
+        return check
+
+    def _compare(self) -> None:
+        for generation in {record.layout.generation for record in self._brought_back.values()}:
+            if self._log.read(only_settled=True, generation=generation) != self._brought_back:
+                raise RetryableError(
+                    "nothing was published: garbage collection has collected the layout to go back to, or somebody has "
+                    "changed which checkpoints it keeps",
+                    hint="run it again: it goes back if the layout is still there",
+                )
 
     def ends_at(self, end: int) -> bool:
         return self._log.ends_at(end)

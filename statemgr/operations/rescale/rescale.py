@@ -41,15 +41,16 @@ from statemgr.flows.committing.publish import age_in_store, publish_now
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_serdes
-from statemgr.ids import attempt_millis, source_topic, task_name
+from statemgr.ids import attachment_blob, attempt_millis, source_topic, task_name
 from statemgr.kafka.input_topics import InputTopics
 from statemgr.kafka.topics import TopicAdmin
 from statemgr.local import durable
 from statemgr.local.machine import moment
 from statemgr.local.shared_directories import exclusive_if_free
 from statemgr.model.checkpoint import Checkpoint, Layout
+from statemgr.model.commit import PreparedCommit
 from statemgr.model.keys.partitioners import BY_INPUT_PARTITION, candidates, hash_of, is_by_input
-from statemgr.model.keys.processor_keys import grouping_types
+from statemgr.model.keys.processor_keys import RECORD, grouping_types
 from statemgr.operations.rescale.build import Build
 from statemgr.operations.rescale.built import Built, Workshop
 from statemgr.operations.rescale.catch_up import CatchUp
@@ -141,13 +142,29 @@ def rescale(
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, {}, plan.records)
             keep_blobs(services, plan.records)
-            commits = [replace(commit, epoch=epoch) for commit in built.commits()]
+            commits = [_with_own_record(new, replace(commit, epoch=epoch)) for commit in built.commits()]
             _check_age(new, built)
             for error in new.transfer().remove_ttl_all(built.carried).values() if built.carried else ():
                 raise error  # no opening would remove these: the commits have added others
             publish_now(owner, "the new layout", commits, batch=plan.output[1], evict=False)  # 7
         durable.remove_all_but(root, "lock")
     return Rescaled(built, published.checkpoints)
+
+
+def _with_own_record(new: Services, commit: PreparedCommit) -> PreparedCommit:
+    """A first commit whose record of a processor's state is in no blob of the old layout. A task deletes the blobs of
+    its attachments with the checkpoint, and the job may go back to that layout.
+
+    Raises: MissingBlob, CorruptBlob, RetryableError, AccessDenied.
+    """
+    old = next((one for one in commit.attachments if one.name == RECORD), None)
+    if old is None or old.blob is None:
+        return commit
+    transfer = new.transfer()
+    blob_id = attachment_blob(new.config.job_key, commit.task, new.ids.attempt_id(), RECORD)
+    own = replace(old, blob=transfer.put(blob_id, transfer.get_bytes(old.blob, _RECORD_SIZE)))
+    attachments = tuple(own if one is old else one for one in commit.attachments)
+    return replace(commit, attachments=attachments, added_blobs=(*commit.added_blobs, blob_id))
 
 
 def _refuse_other_layout(config: JobConfig, begun: Layout, now: Layout) -> None:

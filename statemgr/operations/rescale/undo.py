@@ -4,29 +4,32 @@ Steps:
 
 1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
 2. fence the job, and check that nobody has changed the layout since
-3. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
-   and kept checkpoints; delete its old records, and retire the layout that was current
+3. look at the backups of its last checkpoints, and fill those that are damaged
+4. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
+   and kept checkpoints; delete its old records, and retire the layout that was current. Publish nothing if the layout
+   was collected meanwhile
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import LayoutMismatch, MissingBlob, MissingState
-from statemgr.flows.committing.commit import CommitBase
+from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import find_layout
-from statemgr.flows.rollback import plan_rollback, prepare_rollback
+from statemgr.flows.rollback import Rollback, check_sources, plan_rollback, prepare_rollback
+from statemgr.flows.upkeep import Found, find_damage
 from statemgr.logs import counted
-from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
+from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
@@ -85,7 +88,8 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
         checkpoint_id: one that the layout retains; None for the layout that was current before.
 
     Raises: LayoutMismatch if the configuration is not that of the current layout; MissingState if there is no earlier
-        one, or garbage collection has collected it; FencedError if the job goes back to it at the same time.
+        one, or garbage collection has collected it; InvalidError if only the location of its query's last batch can
+        continue it; FencedError if the job goes back to it at the same time.
     """
     plan = _find(config, log, checkpoint_id)
     if (tasks := plan.before.tasks) != config.tasks:
@@ -100,7 +104,7 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
 
 
 def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None) -> UndoPlan:
-    """Step 1. Raises: MissingState, FencedError as :func:`plan_undo`."""
+    """Step 1. Raises: MissingState, InvalidError, FencedError as :func:`plan_undo`."""
     if not log.read() or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
@@ -118,7 +122,11 @@ def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None) -> U
     current = log.read()
     if found[0] not in log.retired():
         raise overtaken(config)
-    return UndoPlan(config, *found, current)
+    plan = UndoPlan(config, *found, current)
+    newest = common_batch(record.current for record in current.values())
+    for task, target in plan.targets.items():
+        check_sources(target, newest, task)
+    return plan
 
 
 def undo(
@@ -141,6 +149,7 @@ def undo(
             looked, plan = plan, _find(services.config, log, checkpoint_id)
             if (plan.before, plan.retired) != (looked.before, looked.retired):
                 raise overtaken(services.config)
+            brought_back = plan.records
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)
@@ -149,28 +158,55 @@ def undo(
             deletes = ((key, None) for key in (*old_keys, plan.retired.key))
             published.along = (retiring(new, plan.before), *deletes)
             published.serdes = common_serdes(plan.targets.values())
-            owner.log = OfLayout(log, plan.after, plan.records, plan.current)
+            owner.log = OfLayout(log, plan.after, plan.records, plan.current, brought_back)
             keep_blobs(new, plan.current)
 
-            def prepared(task: str) -> PreparedCommit:
-                record = plan.records[task]
-                rollback = plan_rollback(new, record, record.current, tail=tails[task])
-                base = CommitBase(task, plan.after, epoch, record.current)
-                attached = repeated_attachments(record.current)
+            def prepared(rollback: Rollback) -> PreparedCommit:
+                base = CommitBase(rollback.record.task, plan.after, epoch, rollback.target)
+                attached = repeated_attachments(rollback.target)
                 return prepare_rollback(new, rollback, base, together=True, attachments=attached, progress=progress)[1]
 
             with owner.explaining():
                 tails = guard_targets(new, dict(plan.records), dict.fromkeys(plan.records, NO_PERMISSIONS))
-                commits = new.in_parallel("undo", prepared, plan.records)
+                rollbacks = [rollback for rollback, _ in _planned(new, plan.records, tails)]
+                commits = new.in_parallel("undo", prepared, rollbacks)
             batch = common_batch(plan.targets.values())
             publish_now(owner, "the new layout", commits, batch=batch, evict=False)
     return plan, published.checkpoints
 
 
-def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) -> Mapping[str, CheckpointRecord]:
-    """The records with the output that still exists: the newer layout has delivered some, and may have deleted it.
+def look(new: Services, plan: UndoPlan) -> Mapping[str, Found]:
+    """Check what :func:`undo` would check after the fence. Fences nobody and writes nothing.
 
-    Raises: UnavailableError, AccessDenied.
+    Args:
+        new: services of the layout to come.
+
+    Returns: task → what of its backups is damaged, and would be filled again from another backend or a local copy.
+    Raises: MissingBlob, MissingState if something is lost for sure; ConfigError; RetryableError, AccessDenied.
+    """
+    planned = _planned(new, _with_output(new, plan.records), {})
+    return {rollback.record.task: damaged for rollback, damaged in planned if damaged}
+
+
+def _planned(
+    new: Services, records: Mapping[str, CheckpointRecord], tails: Mapping[str, Refill]
+) -> Sequence[tuple[Rollback, Found]]:
+    """Step 3: how each backend of each task gets the last state, and what is damaged. Nobody has looked after the blobs
+    since the layout was replaced. Raises: as :func:`look`."""
+
+    def planned(record: CheckpointRecord) -> tuple[Rollback, Found]:
+        damaged = find_damage(new, record.task, record.current)
+        tail = tails.get(record.task, frozenset())
+        return plan_rollback(new, record, record.current, tail=tail, damaged=damaged), damaged
+
+    return new.in_parallel("undo", planned, records.values())
+
+
+def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) -> Mapping[str, CheckpointRecord]:
+    """The records with the output that still exists: the newer layout has delivered some, and may have deleted it. Of a
+    publish there is all of it, in all tasks, or none.
+
+    Raises: MissingBlob if another attachment of a last checkpoint is gone; UnavailableError, AccessDenied.
     """
     checkpoints = [one for record in records.values() for one in record.checkpoints]
     blobs = {made.blob.blob_id for one in checkpoints for made in one.attachments if made.blob is not None}
@@ -179,8 +215,30 @@ def _with_output(services: Services, records: Mapping[str, CheckpointRecord]) ->
         if not isinstance(error, MissingBlob):
             raise error
 
+    def is_gone(attachment: Attachment) -> bool:
+        return attachment.blob is not None and attachment.blob.blob_id in gone
+
+    for task, record in records.items():
+        for lost in filter(is_gone, record.current.attachments):
+            if not lost.is_output:
+                raise MissingBlob(
+                    f"the layout cannot be brought back: {lost.name!r} of checkpoint {record.current.checkpoint_id} "
+                    "is gone",
+                    hint="bring an earlier version of the blob back if the store keeps versions, or stay with the "
+                    "current layout",
+                    job=services.config.job_name,
+                    task=task,
+                    blob=lost.blob and lost.blob.blob_id,
+                )
+    delivered = {
+        (one.sequence, one.checkpoint_id)
+        for one in checkpoints
+        if any(made.is_output for made in filter(is_gone, one.attachments))
+    }
+
     def left(checkpoint: Checkpoint) -> Checkpoint:
-        there = (one for one in checkpoint.attachments if one.blob is None or one.blob.blob_id not in gone)
-        return replace(checkpoint, attachments=tuple(there))
+        if (checkpoint.sequence, checkpoint.checkpoint_id) not in delivered:
+            return checkpoint
+        return replace(checkpoint, attachments=tuple(one for one in checkpoint.attachments if not one.is_output))
 
     return {task: replace(record, checkpoints=tuple(map(left, record.checkpoints))) for task, record in records.items()}

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from statemgr import JobConfig
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import AccessDenied, FencedError, LayoutMismatch, RetryableError, UnavailableError
+from statemgr.cli.main import cli
+from statemgr.errors import (
+    AccessDenied,
+    FencedError,
+    LayoutMismatch,
+    MissingError,
+    RetryableError,
+    UnavailableError,
+)
+from statemgr.flows import replaced_layouts
+from statemgr.flows.replaced_layouts import keep_in_layout
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import durable
+from statemgr.operations.gc.gc import collect_garbage
 from statemgr.operations.rescale import undo as undoing
 from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
 from statemgr.testing.memory_servers import MemoryServers
+from tests.cli.test_running_job import write_toml
 from tests.commits import TASK, attempt, failing
 from tests.jobs import with_changes
 
@@ -68,6 +83,22 @@ class Job:
     def tasks(self) -> set[int]:
         """The number of tasks in the current layout."""
         return {record.layout.tasks for record in self.work(self.config, lambda _, log: log.read()).values()}
+
+    def blobs(self) -> list[str]:
+        """The names of all blobs."""
+        blobs = self.work(self.config, lambda services, _: [*list_blobs(services.blobs(), "orders/")])
+        return [blob.blob_id for blob in blobs]
+
+    def lose(self, blobs: list[str]) -> None:
+        """Delete these blobs, and the local state."""
+        self.work(self.config, lambda services, _: services.transfer().delete_all(blobs))
+        self.servers.lose_disk()
+
+    def state(self, config: JobConfig) -> dict[bytes, bytes]:
+        """What the task has after the loss of its disk."""
+        self.servers.lose_disk()
+        with self.servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            return dict(task.store("totals").range())
 
     def expiring(self) -> list[str]:
         """The blobs that have a TTL."""
@@ -272,3 +303,103 @@ def test_the_ttls_of_the_layout_that_is_left_are_removed(
     job.undo(new)
     assert job.tasks() == {1}
     assert job.expiring() == []
+
+
+@pytest.mark.parametrize("at", [Phase.BEGIN, Phase.SEND_CHECKPOINT])
+def test_a_layout_that_is_collected_before_the_publish(job: Job, at: Phase) -> None:
+    """While an undo is at work, garbage collection collects the layout, and its next run deletes the blobs. The undo
+    publishes nothing."""
+    new = job.rescale()
+    job.servers.clock.advance(3 * 86400)
+    deleted: list[int] = []
+
+    def collect(phase: Phase, subject: str) -> None:
+        if phase is at and not deleted:
+            deleted.append(0)
+            reports = [job.work(new, collect_garbage, no_progress, delete=True) for _ in range(2)]
+            deleted[0] = reports[1].deleted.blobs
+
+    with observed(collect), pytest.raises(RetryableError, match="garbage collection has collected the layout"):
+        job.undo(new)
+    assert deleted[0] > 0
+    assert job.tasks() == {2}
+    assert job.work(new, collect_garbage, no_progress).missing == []
+
+
+def test_no_layout_comes_back_without_its_blobs(job: Job) -> None:
+    """Nothing else has the state."""
+    old, new = job.blobs(), job.rescale()
+    job.lose(old)
+    with pytest.raises(MissingError):
+        job.undo(new)
+    assert job.tasks() == {2}
+
+
+def test_lost_blobs_are_made_again_from_the_changelog(servers: MemoryServers) -> None:
+    """The layout comes back, and both backends have its state."""
+    both = ["blob-store", "kafka-changelog"]
+    servers.reconfigure({"task.backup.factories": both})
+    job = Job(servers)
+    old, new = job.blobs(), job.rescale()
+    job.lose(old)
+    job.undo(new)
+    for backend in both:
+        config = JobConfig.from_mapping(job.config.to_mapping(), {"task.restore.factories": [backend]})
+        assert job.state(config) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_tag_that_an_undo_overtakes(job: Job, monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
+    """The job goes back while a tag is being written to the old layout, and does not know it. That is no success. The
+    next try tags the checkpoint where it is now."""
+    (record,) = job.work(job.config, lambda _, log: log.read()).values()
+    checkpoint_id, new = str(record.current.checkpoint_id), job.rescale()
+    real = replaced_layouts.task_alone
+
+    def overtaken(*given: Any) -> Any:
+        monkeypatch.undo()
+        job.undo(new)
+        return real(*given)
+
+    monkeypatch.setattr(replaced_layouts, "task_alone", overtaken)
+    with pytest.raises(RetryableError, match="was brought back or collected meanwhile"):
+        job.work(new, keep_in_layout, checkpoint_id, is_kept=is_kept)
+    assert job.tasks() == {1}
+
+
+def test_an_undo_that_a_tag_overtakes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is kept after an undo has read the layout. It publishes nothing without the tag, and the next one
+    brings it along."""
+    (record,) = job.work(job.config, lambda _, log: log.read()).values()
+    checkpoint_id, new = str(record.current.checkpoint_id), job.rescale()
+    monkeypatch.setattr(replaced_layouts, "fence_ids", lambda *_: None)  # it was there before the undo
+    tagged = []
+
+    def tag(phase: Phase, subject: str) -> None:
+        if phase is Phase.SEND_CHECKPOINT and not tagged:
+            tagged.append(job.work(new, keep_in_layout, checkpoint_id, is_kept=True))
+
+    with observed(tag), pytest.raises(RetryableError, match="changed which checkpoints it keeps"):
+        job.undo(new)
+    assert tagged == [{TASK: (checkpoint_id,)}]
+    job.undo(new)
+    (record,) = job.work(job.config, lambda _, log: log.read()).values()
+    assert record.kept == (checkpoint_id,)
+
+
+def test_the_look_before_an_undo(job: Job, tmp_path: Path) -> None:
+    """Without --write the command asks for the blobs as well, and says if the input is gone."""
+    old, new = job.blobs(), job.rescale()
+    job.servers.broker.create("orders", 2)
+    write_toml(new, tmp_path / "job.toml")
+    look = ["rescale", "--undo", "--json", "--config", str(tmp_path / "job.toml")]
+    found = CliRunner().invoke(cli, look, catch_exceptions=False)
+    assert json.loads(found.stdout)["input_problems"] == ["orders-0 ends at offset 0 now, before 1"]
+    job.lose(old)
+    found = CliRunner().invoke(cli, look, catch_exceptions=False)
+    (damaged,) = json.loads(found.stdout)["damaged"]
+    assert any(blob_id in damaged["why"] or "does not exist" in damaged["why"] for blob_id in old)
+    assert (damaged["task"], damaged["store"], damaged["factory"]) == (TASK, "totals", "blob-store")
+    told = " ".join(CliRunner().invoke(cli, [*look[:2], *look[3:]], catch_exceptions=False).stderr.split())
+    assert "warning: the input cannot be read again: orders-0 ends at offset 0" in told
+    assert "warning: blob-store has lost state of totals of Partition 0" in told
