@@ -228,7 +228,8 @@ class _SharedState:
                 raise RetryableError("the process that fetched it has died, and the next attempt takes its files over")
             self._fetches = True
             try:
-                opened.state.check_space()
+                if opened.state.missing:
+                    opened.state.check_space()
                 opened.state.fetch_rest(check)
                 self._leave_copy(opened)
             finally:

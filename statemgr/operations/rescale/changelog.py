@@ -32,25 +32,23 @@ def fill_changelog(services: Services, store: str, info: TopicInfo, task: int, d
     """Write a new store to its partition of the new changelog, after a delete of each key that is there already.
 
     Returns: the marker at its end. Raises: FencedError, RetryableError, OutcomeUnknownError; then it can be repeated.
+        FencedError also if the changelog is that of the current layout: another rescale was faster.
     """
     with fenced_partition(services, store, info, task) as partition:
+        with closing(CheckpointTopic(services.config, services.clock)) as log:
+            markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in log.read().values()]
+        if any(isinstance(marker, ChangelogMarker) and marker.topic == info.name for marker in markers):
+            raise overtaken(services.config)
         return partition.fill(directory)
 
 
 @contextmanager
 def fenced_partition(services: Services, store: str, info: TopicInfo, task: int) -> Iterator[NewPartition]:
-    """A partition of a new changelog, after every earlier try to write to it is fenced.
-
-    Raises: FencedError also if the changelog is that of the current layout: another rescale was faster.
-    """
+    """A partition of a new changelog, after every earlier try to write to it is fenced."""
     config = services.config
     name = transactional_id(config.job_name, config.job_id, "rescale", store, str(task))
     with closing(TransactionalPublisher(config, name, services.clock)) as publisher:
         publisher.fence()
-        with closing(CheckpointTopic(config, services.clock)) as log:
-            markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in log.read().values()]
-        if any(isinstance(marker, ChangelogMarker) and marker.topic == info.name for marker in markers):
-            raise overtaken(config)
         yield NewPartition(services, store, info, task, publisher)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, ConfigError, RetryableError, StatemgrError, UnavailableError
 from statemgr.model.keys.partitioners import PRODUCERS
 from statemgr.terminal.options import Call, job_options
 from statemgr.terminal.output import console, moment, print_json, print_table, say, size
@@ -159,7 +159,10 @@ def _undo(call: Call, *, write: bool) -> None:
         for target in plan.targets.values():
             offsets |= target.input_offsets
             topic_ids |= target.input_topic_ids
-        problems = missing_input(call.config, services.clock, offsets, topic_ids)
+        try:
+            problems = missing_input(call.config, services.clock, offsets, topic_ids)
+        except (RetryableError, AccessDenied) as error:  # the state comes back all the same
+            problems = [f"nobody knows, because {error.message}"]
         if write:
             with call.progress() as progress:
                 plan, published = undo(services, log, open_services, progress, call.checkpoint_id)

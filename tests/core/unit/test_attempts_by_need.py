@@ -24,11 +24,13 @@ from statemgr.errors import (
     FencedError,
     LocalStateLost,
     PrerequisiteMissing,
+    RetryableError,
     StatemgrError,
     StateUnreachable,
     UnavailableError,
 )
 from statemgr.flows.opening import by_need as flow
+from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import ChainSegment
 from statemgr.model.checkpoint import BlobRef, Checkpoint
 from statemgr.ports import PartialState, list_blobs
@@ -369,6 +371,31 @@ def test_one_process_of_a_machine_fetches_the_rest(job: Job, gate: Gate, monkeyp
             assert opened.restored[0].bytes_reused > 0
             job.check(opened)
     assert len(parts) == len(set(parts))
+
+
+def test_a_copy_that_fails_is_tried_again(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is here, and RocksDB has replaced files meanwhile: they are not missing."""
+    adopt, failed = StoreDirectories.adopt, list[PartialState]()
+
+    def fails_once(self: StoreDirectories, *given: object, **more: object) -> None:
+        state = worker.shared
+        if not failed and state is not None:
+            failed.append(state)
+            state.store.compact()
+            raise RetryableError("not now")
+        adopt(self, *given, **more)  # type: ignore[arg-type]
+
+    with job.worker("second") as worker:
+        job.batch(worker, {key(1): b"one"})
+        with job.open(worker) as opened:
+            job.check(opened)
+        monkeypatch.setattr(StoreDirectories, "adopt", fails_once)
+        gate.open.set()
+        wait_until(worker.has_copy)
+        assert failed
+        with job.open(worker) as opened:
+            assert opened.restored[0].factory == "local"
+            job.check(opened)
 
 
 def test_the_process_that_fetches_the_rest_needs_room_for_it(
