@@ -165,11 +165,6 @@ def _config_of(text: str) -> JobConfig:
     return JobConfig.from_mapping(json.loads(text))
 
 
-def is_output(attachment: Attachment) -> bool:
-    """Whether an attachment has output rows."""
-    return attachment.name.startswith(OUTPUT)
-
-
 def is_unsent(attachment: Attachment) -> bool:
     """Whether an attachment has output rows that its checkpoint's transaction has not sent to Kafka."""
     return attachment.name.startswith(UNSENT)
@@ -177,7 +172,7 @@ def is_unsent(attachment: Attachment) -> bool:
 
 def named(attachment: Attachment, prefix: str) -> Attachment:
     """An attachment, whose name begins with ``prefix`` if it has output rows: ``OUTPUT`` or ``UNSENT``."""
-    if not is_output(attachment):
+    if not attachment.is_output:
         return attachment
     return replace(attachment, name=prefix + attachment.name.rpartition("-")[2])
 

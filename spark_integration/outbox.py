@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from spark_integration.attempt import is_output
 from spark_integration.failures import marked
 from spark_integration.output_schema import can_be_local, of_stream
 from spark_integration.sessions import is_on
@@ -57,7 +56,7 @@ def stored_rows(
         (checkpoint, attachment)
         for _, checkpoint in sorted(checkpoints.items())
         for attachment in checkpoint.attachments
-        if is_output(attachment)
+        if attachment.is_output
     ]
     if not parts:
         yield spark.createDataFrame([], declared)
@@ -87,7 +86,7 @@ def local_rows(spark: SparkSession, config: JobConfig, attachments: Sequence[Att
     Returns: None if there are no rows, too many rows, or types that a local relation cannot have.
     Raises: as :func:`stored_rows`.
     """
-    stored = [one for one in attachments if is_output(one)]
+    stored = [one for one in attachments if one.is_output]
     if sum(map(_size, stored)) > DRIVER_BYTES:
         return None
     table = _fetched(config, stored, _DECODED_BYTES)
@@ -106,7 +105,7 @@ def fetched_rows(
 
     Raises: as :func:`stored_rows`.
     """
-    table = _fetched(config, [one for one in attachments if is_output(one)], sys.maxsize)
+    table = _fetched(config, [one for one in attachments if one.is_output], sys.maxsize)
     return spark.createDataFrame([], declared) if table is None else _local(spark, table, declared)
 
 

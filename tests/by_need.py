@@ -15,10 +15,11 @@ from statemgr import JobConfig
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.local.rocksdb.partial import PartialStore
-from statemgr.model.checkpoint import Marker
+from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.snapshot import SnapshotIndex
 from statemgr.ports import PartialState, RestoreRequest, no_progress
 from statemgr.services import Services
+from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
 from tests.jobs import with_changes
 from tests.segment_tasks import FACTORY, STORE, SegmentTask
@@ -62,6 +63,19 @@ class Gate:
             fetch_rest(tables, check)
 
         monkeypatch.setattr(PartialTables, "fetch_rest", held_back)
+
+
+def fetched_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that each read by need asks the blob store for from now on."""
+    sizes: list[int] = []
+    get_range = Downloads.get_range
+
+    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
+        sizes.append(size)
+        return get_range(self, ref, offset, size)
+
+    monkeypatch.setattr(Downloads, "get_range", counted)
+    return sizes
 
 
 def key(number: int) -> bytes:

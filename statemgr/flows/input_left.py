@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from statemgr.config import JobConfig
 from statemgr.ids import source_topic
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
+
+
+def input_of(checkpoints: Iterable[Checkpoint]) -> tuple[dict[str, int], dict[str, str]]:
+    """The offsets from which a job with these checkpoints continues, and the IDs of their topics."""
+    offsets: dict[str, int] = {}
+    topic_ids: dict[str, str] = {}
+    for checkpoint in checkpoints:
+        offsets |= checkpoint.input_offsets
+        topic_ids |= checkpoint.input_topic_ids
+    return offsets, topic_ids
 
 
 def missing_input(

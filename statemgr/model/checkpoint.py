@@ -90,6 +90,7 @@ Marker = BlobMarker | ChangelogMarker | OpaqueMarker
 Markers = Mapping[str, Mapping[str, Marker]]
 
 
+#: Names of attachments with output rows.
 _OUTPUT = re.compile(r"output-(unsent-)?\d+\Z")
 #: Name of an attachment of a checkpoint that repeats another one: the sequence number of the publish that it repeats.
 SEQUENCE = "sequence"

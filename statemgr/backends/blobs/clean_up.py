@@ -183,10 +183,11 @@ class Cleaner:
 
         unknown = [ref for ref in kept if ref not in found]
         problems = self._transfer().for_each(unknown, read) if unknown else {}
-        for ref, error in [(ref, problems[ref]) for ref in unknown if ref in problems][:1]:
-            if ref is kept[0] or not isinstance(error, MissingBlob | CorruptBlob):
-                raise error
-            _nothing_is_deleted(identity, error)
+        if problems:
+            newest = next(ref for ref in unknown if ref in problems)
+            if newest is kept[0] or not isinstance(problems[newest], MissingBlob | CorruptBlob):
+                raise problems[newest]
+            _nothing_is_deleted(identity, problems[newest])
             return []
         for ref in kept:
             blobs, previous = found[ref]

@@ -142,7 +142,7 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
 
 def _undo(call: Call, *, write: bool) -> None:
-    from statemgr.flows.input_left import missing_input
+    from statemgr.flows.input_left import input_of, missing_input
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.rescale.undo import look, plan_undo, undo
     from statemgr.wiring import open_services
@@ -155,10 +155,7 @@ def _undo(call: Call, *, write: bool) -> None:
     ):
         plan = plan_undo(call.config, log, call.checkpoint_id)
         edit = _edit(call.config, plan.changes)
-        offsets, topic_ids = dict[str, int](), dict[str, str]()
-        for target in plan.targets.values():
-            offsets |= target.input_offsets
-            topic_ids |= target.input_topic_ids
+        offsets, topic_ids = input_of(plan.targets.values())
         try:
             problems = missing_input(call.config, services.clock, offsets, topic_ids)
         except (RetryableError, AccessDenied) as error:  # the state comes back all the same

@@ -45,7 +45,7 @@ def rollback_command(
     The state gets a new record; the checkpoints after it stay retained until later commits drop them. Stop the job
     first. It continues from the input offsets that this command prints.
     """
-    from statemgr.flows.input_left import missing_input
+    from statemgr.flows.input_left import input_of, missing_input
     from statemgr.flows.opening.open_job import JobTopics
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.rollback.owner import Goal, plan, roll_back
@@ -60,7 +60,7 @@ def rollback_command(
     ):
         published: Mapping[str, Checkpoint] = {}
         rollbacks: Sequence[Rollback] = plan(services, log.read(), goal, check_blobs=not write)
-        offsets, topic_ids = _input(rollbacks)
+        offsets, topic_ids = input_of(one.target for one in rollbacks)
         problems = missing_input(call.config, services.clock, offsets, topic_ids)
         if write:
             with call.progress() as progress:
@@ -80,16 +80,6 @@ def rollback_command(
         say(f"warning: the input cannot be read again: {problem}")
     if not write:
         say("nothing was changed; stop the job and add --write to go back")
-
-
-def _input(rollbacks: Sequence[Rollback]) -> tuple[dict[str, int], dict[str, str]]:
-    """The offsets that the job continues from, and the IDs of their topics."""
-    offsets: dict[str, int] = {}
-    topic_ids: dict[str, str] = {}
-    for one in rollbacks:
-        offsets |= one.target.input_offsets
-        topic_ids |= one.target.input_topic_ids
-    return offsets, topic_ids
 
 
 def _fields(one: Rollback, published: Checkpoint | None) -> dict[str, Any]:

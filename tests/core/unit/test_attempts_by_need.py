@@ -32,12 +32,12 @@ from statemgr.errors import (
 from statemgr.flows.opening import by_need as flow
 from statemgr.local.directories import StoreDirectories
 from statemgr.model.chain import ChainSegment
-from statemgr.model.checkpoint import BlobRef, Checkpoint
+from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import PartialState, list_blobs
 from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
-from tests.by_need import SMALL_STORES, Gate, State, key
+from tests.by_need import SMALL_STORES, Gate, State, fetched_sizes, key
 from tests.commits import TASK
 from tests.kafka_jobs import wait_until
 
@@ -421,14 +421,7 @@ def test_a_state_that_is_opened_again_keeps_what_was_fetched(
     job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Its own files are among those that the new one takes over."""
-    fetched: list[int] = []
-    get_range = Downloads.get_range
-
-    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
-        fetched.append(size)
-        return get_range(self, ref, offset, size)
-
-    monkeypatch.setattr(Downloads, "get_range", counted)
+    fetched = fetched_sizes(monkeypatch)
     monkeypatch.setattr(flow, "_PAUSE_S", 60)  # this one does not try to fetch the rest before the attempt
     with job.worker("second") as worker:
         with job.worker("second") as dies:

@@ -43,7 +43,18 @@ from statemgr.model.snapshot import FileIndex, Tail
 from statemgr.ports import RestoreRequest, no_progress
 from statemgr.transfer.downloads import Downloads
 from statemgr.wiring import open_services
-from tests.by_need import ROCKSDB, State, check, index_of, key, large_state, opened, partial_state, publish
+from tests.by_need import (
+    ROCKSDB,
+    State,
+    check,
+    fetched_sizes,
+    index_of,
+    key,
+    large_state,
+    opened,
+    partial_state,
+    publish,
+)
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 from tests.segment_tasks import FACTORY, STORE, config_of
@@ -148,14 +159,7 @@ def test_one_key_costs_little(
     published: tuple[JobConfig, Marker, State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the opening, a value that is there costs one small request, and hardly any absent key costs one."""
-    sizes: list[int] = []
-    read = Downloads.get_range
-
-    def counted(self: Downloads, ref: Any, offset: int, size: int) -> memoryview:
-        sizes.append(size)
-        return read(self, ref, offset, size)
-
-    monkeypatch.setattr(Downloads, "get_range", counted)
+    sizes = fetched_sizes(monkeypatch)
     config, marker, state = published
     with opened(config, marker, tmp_path) as store:
         # what the index lacks is read where the table of a segment is taken in

@@ -37,7 +37,7 @@ from statemgr.reader import JobReader
 from statemgr.stores import open_store
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.downloads import Downloads
-from tests.by_need import SMALL_STORES, Gate, State, key
+from tests.by_need import SMALL_STORES, Gate, State, fetched_sizes, key
 from tests.commits import TASK
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
@@ -153,14 +153,7 @@ def test_a_store_that_was_not_whole_is_no_local_copy(
 ) -> None:
     """The next task on the machine reads by need, too. It takes over the parts that are right, and no others."""
     state = publish(servers)
-    sizes: list[int] = []
-    get_range, fetch_part = Downloads.get_range, Downloads.fetch_part
-
-    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
-        sizes.append(size)
-        return get_range(self, ref, offset, size)
-
-    monkeypatch.setattr(Downloads, "get_range", counted)
+    sizes, fetch_part = fetched_sizes(monkeypatch), Downloads.fetch_part
     for _ in range(3):
         with opened(servers, "second") as (_, task):
             assert [one.factory for one in task.restored] == ["blob-store"]
@@ -489,14 +482,7 @@ def test_a_reader_fetches_what_it_reads(servers: MemoryServers, gate: Gate, monk
     """As ``statemgr store get`` does; ``store count`` fetches the whole state first."""
     state = publish(servers)
     monkeypatch.setattr(reader, "_WORTH", 1)
-    fetched: list[int] = []
-    get_range = Downloads.get_range
-
-    def counted(self: Downloads, ref: BlobRef, offset: int, size: int) -> memoryview:
-        fetched.append(size)
-        return get_range(self, ref, offset, size)
-
-    monkeypatch.setattr(Downloads, "get_range", counted)
+    fetched = fetched_sizes(monkeypatch)
     config = servers.on_disk(servers.config, "reader")
     with JobReader(config, services=servers.services) as jobs:
         with jobs.open_store(TASK, "totals") as store:
