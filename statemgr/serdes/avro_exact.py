@@ -1,35 +1,48 @@
 """Refuses values that fastavro would store as other values. Pure.
 
 Its writer cuts off the fraction of a number, takes any object for a boolean, lets a float become infinite, drops fields
-that the schema lacks, and makes lists of texts and maps. In a union of several types it looks for one that fits, so
-these need no check.
+that the schema lacks, and makes lists of texts and maps. In a union of several types it takes the first one that fits a
+value, or the record with the most of its fields.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 #: Raises: ValueError that names the place; any error of Python's for an object of another kind.
 Check = Callable[[Any], None]
 
 _BITS = {"int": 32, "long": 64}
+_RECORDS = ("record", "error")
 #: A member of a record that names the record, among several in a union.
 _TYPE = "-type"
+
+
+class _Named(NamedTuple):
+    """A type that has a name: a record with its fields, an enum, or a fixed of some bytes."""
+
+    kind: str
+    fields: frozenset[str] = frozenset()
+    check: Check | None = None
+    size: int | None = None
 
 
 class Checks:
     """Makes the checks of one schema, as fastavro's ``parse_schema`` gives it."""
 
     def __init__(self) -> None:
-        self._named: dict[str, Check] = {}
+        self._named: dict[str, _Named] = {}
 
     def of(self, schema: Any, at: str = "the value") -> Check | None:
         """The check of a type. ``at``: where the type is, for the error. None if every value is stored as it is."""
         if isinstance(schema, list):
-            members = [self.of(member, at) for member in schema if member != "null"]
-            return _nullable(members[0]) if len(members) == 1 and members[0] is not None else None
+            members = {_name_of(member): self.of(member, at) for member in schema if member != "null"}
+            if len(members) == 1:
+                return _nullable(next(iter(members.values())))
+            return self._union(members, at) if any(members.values()) else None
         kind = schema["type"] if isinstance(schema, Mapping) else schema
         is_logical = isinstance(schema, Mapping) and "logicalType" in schema
         found: Check | None
@@ -38,6 +51,9 @@ class Checks:
                 return self.of(kind, at)
             case "record" | "error":
                 found = self._record(schema)
+            case "enum" | "fixed":
+                self._named[schema["name"]] = _Named(kind, size=schema.get("size"))
+                found = None
             case "array":
                 found = _array(self.of(schema["items"], at), at)
             case "map":
@@ -47,10 +63,10 @@ class Checks:
                 return _if_float(found) if is_logical else found
             case "boolean":
                 found = _boolean(at)
-            case "float":
-                found = _float(at)
+            case "float" | "double":
+                found = _real(*_REALS[kind], at)
             case _:
-                found = self._named.get(kind)
+                found = self._named[kind].check if kind in self._named else None
         return None if is_logical else found  # other objects stand for its values
 
     def _record(self, schema: Mapping[str, Any]) -> Check:
@@ -64,15 +80,75 @@ class Checks:
                 if name in value:
                     field(value[name])
 
-        self._named[schema["name"]] = check
+        self._named[schema["name"]] = _Named("record", frozenset(names), check)
         for field in schema["fields"]:
             found = self.of(field["type"], f"{schema['name']}.{field['name']}")
             if found is not None:
                 fields.append((field["name"], found))
         return check
 
+    def _union(self, members: Mapping[str, Check | None], at: str) -> Check:
+        """The check of a union. ``members``: by the names that stand for them in it.
 
-def _nullable(check: Check) -> Check:
+        Values of records with the same fields are not told apart, so what is in these is not checked.
+        """
+        named = {name: self._named.get(name, _Named(name)) for name in members}
+        records = {name: one.fields for name, one in named.items() if one.kind in _RECORDS}
+
+        def of_fields(value: Mapping[str, Any]) -> list[str]:
+            if _TYPE in value:
+                return [value[_TYPE]]
+            fit = [name for name, fields in records.items() if value.keys() <= fields]
+            return [*fit, "map"] if "map" in members else fit
+
+        def check(value: Any) -> None:
+            if isinstance(value, tuple):  # a pair has the name of its type first
+                name, value = value
+                fit = [name]
+            elif isinstance(value, Mapping):
+                fit = of_fields(value)
+                if not fit:
+                    raise ValueError(f"{at} takes no record with the fields {', '.join(sorted(map(repr, value)))}")
+            else:
+                fit = [name for name, one in named.items() if _takes(one, value)][:1]
+                if fit == ["float"] and "double" in members:
+                    return
+            if len(fit) == 1 and (found := members.get(fit[0])) is not None:
+                found(value)
+
+        return check
+
+
+def _name_of(member: Any) -> str:
+    """What stands for a member of a union in a pair: its type, or the name of a record, enum or fixed."""
+    if not isinstance(member, Mapping):
+        return str(member)
+    return str(member.get("name", member["type"]))
+
+
+def _takes(member: _Named, value: Any) -> bool:
+    """Whether a value that is no mapping fits a member of a union."""
+    if isinstance(value, bool | str | None):
+        return False  # they are stored as they are
+    match member.kind:
+        case "int" | "long":
+            most = 1 << (_BITS[member.kind] - 1)
+            return isinstance(value, Integral) and -most <= int(value) < most
+        case "float" | "double":
+            return isinstance(value, Real)
+        case "bytes":
+            return isinstance(value, bytes | bytearray)
+        case "fixed":
+            return isinstance(value, bytes) and len(value) == member.size
+        case "array":
+            return isinstance(value, Sequence)
+    return False
+
+
+def _nullable(check: Check | None) -> Check | None:
+    if check is None:
+        return None
+
     def nullable(value: Any) -> None:
         if isinstance(value, tuple):  # a pair has the name of its type first
             value = value[-1]
@@ -126,11 +202,19 @@ def _boolean(at: str) -> Check:
     return check
 
 
-def _float(at: str) -> Check:
+#: The format for ``struct``, and bits, of a number with a fraction.
+_REALS = {"float": ("<f", 32), "double": ("<d", 64)}
+
+
+def _real(layout: str, bits: int, at: str) -> Check:
     def check(value: Any) -> None:
+        if bits == 64 and type(value) is float:
+            return
         try:
-            struct.pack("<f", value)
+            stored = struct.unpack(layout, struct.pack(layout, value))[0]
         except OverflowError:
-            raise ValueError(f"{at} takes numbers that fit into 32 bits") from None
+            raise ValueError(f"{at} takes numbers that fit into {bits} bits") from None
+        if stored != value and isinstance(value, Integral):
+            raise ValueError(f"{at} takes whole numbers that {bits} bits hold without a loss: give a float")
 
     return check

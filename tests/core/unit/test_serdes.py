@@ -217,6 +217,10 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
         avro_serde([FIRST]).serialize(value)
 
 
+#: A record with one field of its own, for unions.
+ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "long"}]}
+
+
 @pytest.mark.parametrize(
     ("kind", "plain", "odd"),
     [
@@ -228,12 +232,25 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
         ({"type": "array", "items": "string"}, [["ab"]], ["ab", {"a": "b"}]),
         ({"type": "map", "values": "long"}, [{"a": 1}], [{"a": 1.5}]),
         (["null", "R"], [{"x": None}, {"-type": "R"}], [{"y": 1}, {"x": {"y": 1}}]),
+        ("double", [1, 1 << 60, float("nan"), 1e300], [(1 << 60) + 1]),
+        (["double", "long"], [1, ("long", (1 << 60) + 1)], [(1 << 60) + 1]),
+        (["long", "double"], [(1 << 60) + 1, 0.1], [1 << 2000]),
+        (["null", "float", "string"], [None, 0.5, "a"], [1e300, (1 << 24) + 1]),
+        (["float", "double"], [1e300, 0.1], [("float", 1e300)]),
+        ([{"type": "array", "items": "long"}, "bytes"], [[1], ("bytes", b"ab")], [b"ab", [1.5]]),
+        ([{"type": "fixed", "name": "F", "size": 2}, {"type": "array", "items": "long"}], [b"ab", [1]], [b"abc"]),
+        (
+            ["null", "R", ONE_LONG],
+            [{"y": 1}, ("S", {"y": 1}), {"x": None}],
+            [{"z": 1}, {"x": None, "y": 1}, {"y": 1.5}],
+        ),
+        ([ONE_LONG, {"type": "map", "values": "long"}], [{"y": 1}, {"z": 1}], [{"z": 1.5}, ("S", {"z": 1})]),
     ],
 )
 def test_values_that_would_be_stored_as_others_are_refused(kind: Any, plain: list[Any], odd: list[Any]) -> None:
-    """A fraction, any object as a boolean, a float that becomes infinite, a field that the schema lacks: the writer of
-    Avro takes them all, and stores something else."""
-    field = {"name": "x", "type": kind, **({"default": None} if isinstance(kind, list) else {})}
+    """A fraction, any object as a boolean, a float that becomes infinite, a large number that loses digits, a field
+    that the schema lacks: the writer of Avro takes them all, and stores something else."""
+    field = {"name": "x", "type": kind, **({"default": None} if "null" in kind else {})}
     chosen = avro_serde([json.dumps({"type": "record", "name": "R", "fields": [field]})])
     for value in plain:
         assert chosen.serialize({"x": value})
