@@ -182,7 +182,7 @@ class ConsumerLoop:
             self._ending = True
             self._manager.unwatch_lag(lag)
             self._manager.metrics.unwatch(self._tasks.processed)
-            self._stopping_asked()
+            self._stopping()  # after an error, too, a blob store that hangs must not hold up the end
             self._tasks.shut_down(self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
                 self._consumer.unsubscribe()

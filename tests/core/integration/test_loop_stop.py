@@ -4,6 +4,7 @@ SIGTERM are real."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from statemgr.phases import Phase, observed
 from tests.commits import commit
 from tests.core.integration.s3_proxy import Fault, S3Proxy
 from tests.jobs import contents, elsewhere, job_mapping, with_changes
+from tests.kafka_jobs import wait_until
 from tests.loop_members import Process, count, make_topic, member, produce
 from tests.servers import KafkaServer, S3Server
 
@@ -144,6 +146,31 @@ def test_a_stop_ends_a_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, 
     state, offsets = contents(config)
     assert state == {"totals": {b"before": b"1"}}
     assert offsets == {f"{topic}-0": 0}
+
+
+def test_an_error_ends_a_loop_whose_commit_hangs(kafka: KafkaServer, s3: S3Server, tmp_path: Path) -> None:
+    """An error of the application reaches the caller within `task.shutdown.ms`, as a stop does."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, backup=("blob-store",), s3=s3, task__commit__ms=200))
+    produce(kafka, topic, 1, range(1))
+    with S3Proxy(s3.endpoint) as proxy:
+        proxy.faults.append(Fault("PUT", times=100, wait=120))
+
+        def process(task: Task, message: Message) -> None:
+            if message.offset() == 1:
+                raise ValueError("the application fails")
+            count(task, message)
+
+        stop, errors = member(with_changes(config, blob__store__s3__endpoint=proxy.endpoint), group, topic, process)
+        wait_until(lambda: any(method == "PUT" for method, _ in proxy.requests))
+        produce(kafka, topic, 1, range(1))
+        failed = time.monotonic()
+        wait_until(lambda: bool(errors))
+        seconds = time.monotonic() - failed
+        stop()
+    assert isinstance(errors[0], ValueError)
+    assert seconds < 30, "of the 120 that the blob store hangs"
 
 
 def test_a_stop_waits_for_a_slow_commit(kafka: KafkaServer, s3: S3Server, tmp_path: Path, start: Start) -> None:
