@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -385,9 +385,10 @@ class OpenStore:
         except (CorruptFile, MissingFile) as error:
             self.give_up(error)  # the files are no longer needed
         finally:
-            if self._buffer is not None:
-                self._buffer.close()
-            put_away(self.directories, self.live, ended)
+            with ExitStack() as rest:
+                rest.callback(put_away, self.directories, self.live, ended)
+                if self._buffer is not None:
+                    self._buffer.close()
 
 
 def put_away(directories: LocalDirectories, directory: Path, ended: Future[None] | None) -> None:
