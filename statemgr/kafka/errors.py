@@ -60,13 +60,19 @@ _UNREACHABLE = {
     # the client has given a connection up while a request was on it, and uses another one
     KafkaError._DESTROY_BROKER,
 }
-#: Answers of a broker that no longer leads the partition, or does not lead it yet.
+#: Answers of a broker that no longer leads the partition or the cluster, or does not lead it yet. A new leader tells no
+#: offsets before it knows how far its followers are (KIP-207), and one whose disk fails gives the partition up.
 _LEADERLESS = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LISTENER_NOT_FOUND,
+    KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+    KafkaError.NOT_CONTROLLER,
 }
 #: Answers about a consumer group: its coordinator moves or reads its offsets, or a transaction with them is open.
 _NOT_YET = {

@@ -31,7 +31,7 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.logs import counted
 from statemgr.ports import Clock
 
-#: A changelog keeps its tombstones this long, so that a replay that began earlier still reads them.
+#: A topic keeps its tombstones this long, so that a read that began earlier still sees them.
 DELETE_RETENTION_MS = DAY_MS
 #: Kafka's default. A producer's default limit is a little lower, so its batches fit.
 MAX_MESSAGE_BYTES = 1_048_588
@@ -79,13 +79,20 @@ class TopicProblem:
 
 
 def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
-    """One partition, compacted: it keeps the newest record of every key for ever. The broker sets the timestamps."""
+    """One partition, compacted: it keeps the newest record of every key for ever. The broker sets the timestamps.
+
+    A process that has read the topic remembers it for hours, and reads what is new: the deletes must still be there.
+    """
     return TopicSpec(
         config.checkpoint_topic,
         1,
         config.checkpoint_replication_factor,
-        {"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
-        at_least=("max.message.bytes",),
+        {
+            "cleanup.policy": "compact",
+            "max.message.bytes": str(MAX_MESSAGE_BYTES),
+            "delete.retention.ms": str(DELETE_RETENTION_MS),
+        },
+        at_least=("max.message.bytes", "delete.retention.ms"),
         created_with={**config.topic_settings, "message.timestamp.type": "LogAppendTime"},
         never=_UNCLEAN,
     )
@@ -144,6 +151,8 @@ class TopicAdmin(TopicMetadata):
                 try:
                     future.result(2 * DEADLINE_S)
                     created.append(name)
+                except TimeoutError as error:
+                    raise self._unanswered("creating a topic").with_where(topic=name) from error
                 except KafkaException as error:
                     if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                         raise

@@ -26,6 +26,8 @@ MOST_COUNTED = 10_000
 _FRESH_S = 10.0
 #: A task is open if somebody has asked about its changelogs within these seconds: owners do so every minute.
 _OPEN_S = 180.0
+#: How far ahead of the broker the clock that wrote a record may be, in milliseconds: Kafka's default (KIP-937).
+_AHEAD_MS = 3_600_000
 #: Part of the cleaner's waiting time that is left unused as a margin; a tenth of the time if that is less.
 MARGIN_MS = 60_000
 
@@ -237,7 +239,7 @@ def _is_expired(changelog: Changelog, marker: ChangelogMarker) -> bool:
         return False
     keeps_ms = deletes_kept_ms(changelog.describe(marker.topic).config)
     try:
-        return changelog.time_ms() - marker.newest_ms >= keeps_ms
+        return changelog.time_ms() - (marker.newest_ms - _AHEAD_MS) >= keeps_ms
     except (AccessDenied, InvalidError):
         return False  # the broker does not tell its time
 

@@ -8,6 +8,9 @@ directory's state was known to be the newest. The monotonic clock of this machin
 within one run of the operating system. Wall clocks decide nothing: if they contradict the monotonic clock, the whole
 changelog is replayed.
 
+The same may happen to a replay whose process stands still: the value was read, and its delete is gone when the process
+goes on. So a replay that took as long as the cleaner keeps deletes fails, and counts as an unreachable backend.
+
 A changelog may have records beyond the marker: those of newer checkpoints, or a tail. A tail was written by other
 software that writes its changelog before its checkpoint. The replay leaves them out. This is exact only while the
 cleaner cannot have used them to drop a value from before the marker. The broker's time decides this, because a delete
@@ -24,7 +27,7 @@ from typing import TypeGuard, TypeVar
 from statemgr.backends.changelog.integrity import certain_ms, deletes_kept_ms, loss_of, read_tail
 from statemgr.config import StoreConfig
 from statemgr.config.factories import BLOB_STORE
-from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState
+from statemgr.errors import AccessDenied, CorruptError, InvalidError, MissingError, MissingState, UnavailableError
 from statemgr.ids import task_index
 from statemgr.local import ChangeWriter, bulk_writer, cloned, open_store, remove
 from statemgr.local.machine import moment
@@ -118,19 +121,37 @@ class ChangelogRestore(RestoreManager):
     ) -> T:
         """Call ``read``, which reads the changelog up to the marker, with the offset at which the changelog begins.
 
-        Raises: also MissingState, if the changelog cannot supply exactly the state of the marker.
+        Raises: also MissingState, if the changelog cannot supply exactly the state of the marker; UnavailableError if
+            the reading took so long that another one may give another state.
         """
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(task):
             hint = self._instead()
             raise MissingState("the marker does not name this task's partition of a changelog", hint=hint)
+        began = moment(self._services.clock)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
         self._check_successor(successor, marker, info)
         found = read(marker, info, start)
+        self._check_time(marker, info, began)
         self._check_successor(successor, marker, info)
         self._check_tail(marker, info, end)
         self._checked(marker, info.topic_id)
         return found
+
+    def _check_time(self, marker: ChangelogMarker, info: TopicInfo, began: Moment) -> None:
+        """Raises: UnavailableError if a delete may have gone after the value that it deletes was read. A delete from
+        beyond the marker may also have taken a value with it, and be gone."""
+        now, usable_s = moment(self._services.clock), deletes_kept_ms(info.config) / 1000
+        # monotonic time may stand still while the machine is suspended
+        took_s = max(now.monotonic_s - began.monotonic_s, (now.wall_ms - began.wall_ms) / 1000)
+        if took_s >= usable_s:
+            raise UnavailableError(
+                f"the changelog was read for {took_s:.0f} s, and compaction may remove deletes after {usable_s:.0f} s "
+                "(delete.retention.ms)",
+                hint="read it again; if it takes that long each time, raise delete.retention.ms of the topic",
+                topic=marker.topic,
+                partition=marker.partition,
+            )
 
     def start(self, marker: ChangelogMarker) -> int:
         """The offset at which the changelog of a marker begins.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.cimpl import NewTopic
 
 from statemgr.config import JobConfig
 from statemgr.errors import (
@@ -42,6 +43,7 @@ from statemgr.kafka.topics import TopicAdmin
 from statemgr.kafka.transactions.producer import TransactionalProducer
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
 from statemgr.local.machine import SystemClock, system_ids
+from statemgr.testing.memory_admin import MemoryAdmin
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import Group, MemoryBroker
 from tests.blob_faults import ManualClock
@@ -111,6 +113,9 @@ def test_each_error_is_of_the_kind_that_says_what_to_do(code: int, kind: type[St
         (KafkaError.NOT_LEADER_FOR_PARTITION, True),
         (KafkaError.LEADER_NOT_AVAILABLE, True),
         (KafkaError.FENCED_LEADER_EPOCH, True),
+        (KafkaError.OFFSET_NOT_AVAILABLE, True),
+        (KafkaError.KAFKA_STORAGE_ERROR, True),
+        (KafkaError.NOT_CONTROLLER, True),
         (KafkaError._TRANSPORT, True),
         (KafkaError._DESTROY_BROKER, True),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
@@ -389,6 +394,21 @@ def test_a_temporary_topic_that_was_not_seen_in_time_is_deleted(monkeypatch: pyt
     monkeypatch.setattr(TopicMetadata, "wait_for", late)
     config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": "memory:late"})
     with served(broker, "memory:late"), pytest.raises(UnavailableError, match="do not know"):
+        BrokerTime(config, SystemClock(), system_ids()).now_ms()
+    assert not broker.topics
+
+
+def test_a_creation_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic may exist, so it is deleted, and the error is the one for brokers that do not answer."""
+    broker, create = MemoryBroker(), MemoryAdmin.create_topics
+
+    def lost(self: MemoryAdmin, topics: Sequence[NewTopic], **options: object) -> dict[str, Future[object]]:
+        return {name: Future() for name in create(self, topics)}
+
+    monkeypatch.setattr(MemoryAdmin, "create_topics", lost)
+    monkeypatch.setattr("statemgr.kafka.topics.DEADLINE_S", 0.05)
+    config = JobConfig.from_mapping({"job.name": "j", "kafka.bootstrap.servers": "memory:lost"})
+    with served(broker, "memory:lost"), pytest.raises(UnavailableError, match="creating a topic"):
         BrokerTime(config, SystemClock(), system_ids()).now_ms()
     assert not broker.topics
 

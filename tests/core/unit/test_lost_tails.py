@@ -6,6 +6,7 @@ It is as long as the checkpoint says, so only the timestamp of its newest record
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from statemgr.kafka.errors import ClientErrors
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.phases import Phase
 from statemgr.ports import BackupLost
+from statemgr.testing.memory_kafka import MemoryBroker
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK, failing, write
+from tests.jobs import with_changes
 
 CHANGELOG = "kafka-changelog"
 CONFIG: dict[str, object] = {
@@ -66,9 +69,9 @@ def replace_lost(servers: MemoryServers, marker: ChangelogMarker, *, commit: boo
     assert servers.broker.end(marker.topic, 0, only_settled=True) == marker.offset + 1
 
 
-def found(servers: MemoryServers, name: str) -> dict[bytes, bytes]:
+def found(servers: MemoryServers, name: str, config: JobConfig | None = None) -> dict[bytes, bytes]:
     """Return what another machine restores."""
-    with servers.manager(servers.on_disk(servers.config, name), "kafka-partition") as manager:
+    with servers.manager(servers.on_disk(config or servers.config, name), "kafka-partition") as manager:
         return dict(manager.open_task(TASK).store("totals").range())
 
 
@@ -130,3 +133,22 @@ def test_an_expired_delete_is_no_loss(servers: MemoryServers, config: JobConfig)
     log = servers.broker.log(marker.topic, 0)
     assert log.entries[marker.offset - 1] is None
     assert found(servers, "two") == {key: value for key, value in STATE.items() if key != b"000"}
+
+
+def test_a_delete_of_a_clock_that_was_ahead_expires_earlier(
+    servers: MemoryServers, config: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers take records from clocks that are up to an hour ahead, and count the age of a delete themselves."""
+    append = MemoryBroker.append
+
+    def ahead(self: MemoryBroker, topic: str, *record: Any, timestamp_ms: int | None = None, **more: Any) -> Any:
+        return append(self, topic, *record, timestamp_ms=timestamp_ms or self.now_ms + 50 * 60_000, **more)
+
+    monkeypatch.setattr(MemoryBroker, "append", ahead)
+    config = with_changes(config, stores__totals__changelog__min__compaction__lag__ms=0)
+    marker = committed(servers, config, STATE, {b"000": None})
+    servers.broker.compact(marker.topic, 0)
+    servers.clock.advance(24 * HOUR_S + 1)
+    servers.broker.compact(marker.topic, 0)
+    assert servers.broker.log(marker.topic, 0).entries[marker.offset - 1] is None
+    assert found(servers, "two", config) == {key: value for key, value in STATE.items() if key != b"000"}
