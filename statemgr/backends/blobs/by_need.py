@@ -91,12 +91,16 @@ def open_by_need(
 
 @dataclass
 class _Followed:
-    """The chain that a state has, to which more is published later."""
+    """The chain that a state has, to which more is published later.
+
+    ``towards``: the chain of whose changes a part is applied, because the rest could not be fetched.
+    """
 
     services: Services
     catalogue: Catalogue
     identity: StoreIdentity
     chain: SegmentChain
+    towards: SegmentChain | None = None
 
     def note(self) -> None:
         """For a restore that begins at a local copy of the state."""
@@ -106,10 +110,11 @@ class _Followed:
         """As :meth:`statemgr.ports.PartialState.follow`."""
         before, after = self.chain, self.catalogue.chain(self.identity, marker)
         segments = segments_between(before, after)
-        if segments is None:
+        if segments is None or (self.towards is not None and segments_between(self.towards, after) is None):
             return None
+        self.towards = after
         fetched = replay(self.services, self.identity, store, segments, before.end, no_progress)[1] if segments else 0
-        self.chain = after
+        self.chain, self.towards = after, None
         return fetched
 
 

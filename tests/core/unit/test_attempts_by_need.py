@@ -289,9 +289,12 @@ def test_the_checkpoint_topic_loses_what_a_worker_has_followed(job: Job) -> None
                 job.check(opened)
 
 
-def test_a_state_that_has_followed_half_of_the_way(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blob store fails between two groups of segments, and then the last file comes. The state is that of no
-    checkpoint, so it is no local copy of the older one, to which somebody goes back."""
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_state_that_has_followed_half_of_the_way(
+    job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """The blob store fails between two groups of segments, and then perhaps the last file comes. The state is that of
+    no checkpoint: no local copy of the older one, to which somebody goes back, and not open at it."""
     fetch = SegmentCache._fetch
 
     def fails(self: SegmentCache, segments: Sequence[ChainSegment], scratch: Path) -> object:
@@ -309,12 +312,14 @@ def test_a_state_that_has_followed_half_of_the_way(job: Job, gate: Gate, monkeyp
             cut.setattr(SegmentCache, "_fetch", fails)
             with pytest.raises(UnavailableError):
                 job.open(worker)
-        gate.open.set()
-        wait_until(lambda: worker.shared is None or not worker.shared.missing)
+        if is_whole:
+            gate.open.set()
+            wait_until(lambda: worker.shared is None or not worker.shared.missing)
         with open_attempt(worker.config, TASK, older, job.epoch, host=worker.host, by_need=True) as opened:
             assert dict(opened.store("totals").range()) == state
         with job.open(worker) as opened:
             job.check(opened)
+        gate.open.set()
         wait_until(worker.has_copy)
 
 
