@@ -62,6 +62,10 @@ def open_services(
     return _Wiring(config, clock, ids or system_ids(), executors or Threads()).services
 
 
+#: Modules that a process without threads imports once. All workers are forked from it, and start in milliseconds.
+_PRELOADED = ("statemgr.wiring", "boto3", "confluent_kafka.admin", "fastavro", "rocksdict")
+
+
 class WorkerProcesses:
     """Processes that share the work of this one, each with services of its own for the job.
 
@@ -69,13 +73,14 @@ class WorkerProcesses:
     """
 
     def __init__(self, config: JobConfig, count: int, progress: Progress | None = None) -> None:
-        # not a fork: the threads of Kafka's client and of RocksDB do not survive one
-        context = get_context("spawn")
+        # not forks of this process: the threads of Kafka's client and of RocksDB do not survive one
+        context = get_context("forkserver")
+        context.set_forkserver_preload(list(_PRELOADED))
         self._reports = context.SimpleQueue() if progress is not None else None
         if progress is not None:
             threading.Thread(target=_pass_on, args=(self._reports, progress), daemon=True).start()
         self._pool = ProcessPoolExecutor(
-            count, context, initializer=_begin_worker, initargs=(config.to_mapping(), self._reports)
+            count, context, initializer=_begin_worker, initargs=(config.to_mapping(), self._reports, dict(os.environ))
         )
 
     def submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
@@ -119,7 +124,8 @@ def _pass_on(reports: Any, progress: Progress) -> None:
             progress = no_progress
 
 
-def _begin_worker(config: Mapping[str, Any], reports: Any) -> None:
+def _begin_worker(config: Mapping[str, Any], reports: Any, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)  # it may have changed since the server of forks was started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     faulthandler.enable()  # if a library crashes, the stacks of all threads are on stderr
     if reports is not None:
