@@ -205,14 +205,14 @@ def _damaged_blobs(services: Services, task: str, checkpoint: Checkpoint, turn: 
 
 
 def order_prefix(services: Services) -> str:
-    """The prefix of the orders to check blobs. They expire after a day."""
+    """The prefix of the orders to check blobs. They have the TTL for which the bucket has a lifecycle rule."""
     return f"{services.config.job_key}/_repair/"
 
 
 def order_check(services: Services, blob_ids: Collection[str]) -> None:
     """Let the owners check these blobs soon, and make damaged backups again. Raises: UnavailableError, AccessDenied."""
-    body = "\n".join(sorted(blob_ids)).encode()
-    services.blobs().put(f"{order_prefix(services)}{services.ids.attempt_id()}", body, ttl_days=1)
+    order, body = f"{order_prefix(services)}{services.ids.attempt_id()}", "\n".join(sorted(blob_ids)).encode()
+    services.blobs().put(order, body, ttl_days=services.config.ttl_days)
 
 
 def _read_order(services: Services, order: str, size: int) -> Sequence[str]:

@@ -15,9 +15,11 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.config.units import DAY_MS
 from statemgr.engine import coordinator
 from statemgr.engine.task import Task
 from statemgr.flows import upkeep
+from statemgr.ports import list_blobs
 from statemgr.wiring import open_services
 from tests.commits import TASK, referenced, totals, write
 from tests.jobs import INTERVALS, SEGMENTS, SNAPSHOTS, job_mapping, with_changes
@@ -124,6 +126,10 @@ def test_orders_that_are_none_are_ignored(kafka: KafkaServer, tmp_path: Path, ca
     try:
         looking = upkeep.Upkeep(services)
         upkeep.order_check(services, {"x/1", "y/2"})
+        (first,) = list_blobs(services.blobs(), upkeep.order_prefix(services))
+        expires_ms = services.blobs().stat(first.blob_id).expires_ms
+        assert expires_ms is not None
+        assert expires_ms > services.clock.time_ns() // 1_000_000 + 29 * DAY_MS, "only this TTL has a lifecycle rule"
         for number, body in enumerate((b"\xff", b"", bytes(1024 * 1024 + 1))):
             services.blobs().put(f"{upkeep.order_prefix(services)}bad-{number}", body, ttl_days=1)
         turn = looking.turn()
