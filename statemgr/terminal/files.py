@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import InvalidError
+from statemgr.os_errors import translated
 
 
 def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
@@ -23,3 +25,18 @@ def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None
         raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def check_replaceable(path: Path, what: str, *beginnings: bytes) -> None:
+    """Check that a command may replace what is at a path: nothing, an empty file, or one that begins as its own do.
+
+    Raises: InvalidError for anything else; AccessDenied, RetryableError.
+    """
+    other = "name another file, or remove it"
+    with translated("the file cannot be read", path), suppress(FileNotFoundError, NotADirectoryError):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InvalidError(f"{path} is not a regular file", hint=other)
+        with path.open("rb") as file:
+            found = file.read(max(map(len, beginnings)))
+        if found and not found.startswith(beginnings):
+            raise InvalidError(f"{path} has something else than {what}, and is not replaced", hint=other)
