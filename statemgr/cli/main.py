@@ -122,6 +122,9 @@ class CommandLine(click.Group):
     ) -> None:
         """Run a command, and exit with its status."""
         extra.pop("standalone_mode", None)
+        with suppress(AttributeError):  # there is none, or it is no file
+            # half a surrogate pair, of a value or of a path that is not UTF-8: shown as JSON escapes it
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         arguments = _config_last(list(sys.argv[1:] if args is None else args))
         sys.exit(self._status(arguments, prog_name or "statemgr", extra))
 
