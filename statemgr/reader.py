@@ -28,7 +28,7 @@ from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.os_errors import Fault, disk_errors, translated
+from statemgr.os_errors import MISTYPED, disk_errors, translated
 from statemgr.ports import LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published, live_items
@@ -313,13 +313,14 @@ class JobReader:
 
 @contextmanager
 def _usable(into: Path) -> Generator[None]:
-    """The use of a directory that the caller has chosen. Raises: InvalidError, DiskFull, AccessDenied, RetryableError."""
+    """The use of a directory that the caller has chosen.
+
+    Raises: InvalidError if none can be there; DiskFull, AccessDenied, RetryableError.
+    """
     hint = "choose another directory"
     try:
         str(into).encode()
     except UnicodeEncodeError:
         raise InvalidError("the name of the directory is not UTF-8", hint=hint, path=ascii(str(into))) from None
-    wrong = (Fault.GONE, Fault.ALTERED)
-    kinds, hints = dict.fromkeys(wrong, InvalidError), dict.fromkeys(wrong, hint)
-    with translated("the directory cannot be used", into, kinds=kinds, hints=hints):
+    with translated("the directory cannot be used", into, kinds=MISTYPED, hints=dict.fromkeys(MISTYPED, hint)):
         yield

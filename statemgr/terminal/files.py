@@ -7,23 +7,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import InvalidError
-from statemgr.os_errors import translated
+from statemgr.os_errors import MISTYPED, Fault, translated
+
+_HINTS = {
+    Fault.EXISTS: "use --force to overwrite it",
+    Fault.GONE: "create its directory first",
+    Fault.ALTERED: "name a file in a directory",
+}
 
 
 def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
     """Write a configuration file, or one that belongs to it.
 
     Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
-    Raises: InvalidError if it exists and ``force`` is not given.
+    Raises: InvalidError if it exists and ``force`` is not given, or if no file can be there; DiskFull, AccessDenied,
+        RetryableError.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        descriptor = os.open(path, flags, mode)
-    except FileExistsError:
-        raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
-    except FileNotFoundError:
-        raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with (
+        translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS),
+        os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file,
+    ):
         file.write(text)
 
 

@@ -26,13 +26,11 @@ from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
 from statemgr.model.keys.partitioners import is_by_input
-from statemgr.os_errors import Fault, translated
+from statemgr.os_errors import MISTYPED, Fault, translated
 from statemgr.services import Services
 from statemgr.terminal.files import check_replaceable
 
 _VERSION = 1
-#: Somebody has mistyped a path.
-_KINDS = dict.fromkeys((Fault.GONE, Fault.ALTERED), InvalidError)
 
 
 def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: int) -> Iterator[bytes]:
@@ -71,7 +69,7 @@ def write(path: Path, config: JobConfig, lines: Iterator[bytes]) -> None:
     """
     check_replaceable(path, "an export of this job", json.dumps(_of_job(config)).encode()[:-1])
     hints = {Fault.GONE: "name a file in a directory that exists"}
-    with translated("the export cannot be written", path, kinds=_KINDS, hints=hints), ExitStack() as undo:
+    with translated("the export cannot be written", path, kinds=MISTYPED, hints=hints), ExitStack() as undo:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             undo.callback(os.unlink, file.name)
             file.writelines(lines)
@@ -88,7 +86,7 @@ def read(path: Path, config: JobConfig) -> dict[str, CheckpointRecord]:
     Raises: CorruptFile; InvalidError if there is no such file, or if it has another job; AccessDenied, RetryableError.
     """
     hints = {Fault.GONE: "name a file that `statemgr export` wrote"}
-    with translated("the export cannot be read", path, kinds=_KINDS, hints=hints):
+    with translated("the export cannot be read", path, kinds=MISTYPED, hints=hints):
         data = path.read_bytes()
     return decode_export(data, config.job_name, config.job_id)
 
