@@ -63,6 +63,8 @@ _KINDS: Mapping[Fault, type[StatemgrError]] = {
     Fault.ALTERED: CorruptFile,
     Fault.FAILED: RetryableError,
 }
+#: Kinds of errors of a path that a user has given, and may have mistyped.
+MISTYPED: Mapping[Fault, type[StatemgrError]] = dict.fromkeys((Fault.GONE, Fault.ALTERED, Fault.EXISTS), InvalidError)
 LIMIT_HINT = "raise the limit of the process (ulimit -n), or lower stores.<name>.rocksdb.max.open.files"
 _HINTS = {
     Fault.FULL: "free space there, or use another disk; nothing that is committed is lost",

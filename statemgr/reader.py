@@ -28,7 +28,7 @@ from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.model.jobs.permissions import Permit
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.model.snapshot import SnapshotIndex
-from statemgr.os_errors import disk_errors
+from statemgr.os_errors import MISTYPED, disk_errors, translated
 from statemgr.ports import LocalStore, Progress, ReadableStore, RestoreRequest, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published, live_items
@@ -179,13 +179,15 @@ class JobReader:
         chosen = list(stores) if stores else sorted(set(config) & set(checkpoint.stores))
         for store in chosen:
             self.config.store(store)
-            if (into / store).exists():
+            with _usable(into):
+                exists = (into / store).exists()
+            if exists:
                 raise InvalidError(
                     f"{into / store} exists", hint="choose a directory that does not contain the store yet"
                 )
         factories_of = {name: tuple(factories or config[name].restore_factories) for name in chosen}
         plans = plan_retained(record, checkpoint, factories_of, job=self.config.job_name)
-        with disk_errors(into):
+        with _usable(into):
             into.mkdir(parents=True, exist_ok=True)
         with temporary_directory(".restoring-", into) as work:
             return [self._restore_one(record.task, plan, work, into, progress) for plan in plans]
@@ -307,3 +309,18 @@ class JobReader:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+@contextmanager
+def _usable(into: Path) -> Generator[None]:
+    """The use of a directory that the caller has chosen.
+
+    Raises: InvalidError if none can be there; DiskFull, AccessDenied, RetryableError.
+    """
+    hint = "choose another directory"
+    try:
+        str(into).encode()
+    except UnicodeEncodeError:
+        raise InvalidError("the name of the directory is not UTF-8", hint=hint, path=ascii(str(into))) from None
+    with translated("the directory cannot be used", into, kinds=MISTYPED, hints=dict.fromkeys(MISTYPED, hint)):
+        yield

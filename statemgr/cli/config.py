@@ -11,6 +11,7 @@ from statemgr.config import JobConfig
 from statemgr.config.keys import KEYS
 from statemgr.config.loading import masked
 from statemgr.errors import InvalidError
+from statemgr.os_errors import MISTYPED, translated
 from statemgr.terminal.files import write_file
 from statemgr.terminal.options import DEFAULT_FILE, Call, job_options, json_option
 from statemgr.terminal.output import print_json, say
@@ -169,10 +170,9 @@ def _init_example(directory: Path, name: str, *, force: bool, as_json: bool) -> 
         raise InvalidError(
             f"{directory} already has {', '.join(existing)}", hint="name another directory, or use --force to overwrite"
         )
-    try:
+    hints = dict.fromkeys(MISTYPED, "name another directory")
+    with translated("the directory cannot be made", directory, kinds=MISTYPED, hints=hints):
         directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise InvalidError(f"{directory} is a file", hint="name a directory") from None
     for file, text in texts.items():
         write_file(directory / file, text, force=force, mode=0o600 if file == DEFAULT_FILE else 0o644)
     if as_json:

@@ -91,7 +91,7 @@ def anchor(title: str) -> str:
 
 def _print(text: str) -> None:
     """Print Markdown: laid out on a terminal, as it is elsewhere."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         click.echo(text)
         return
     from rich.markdown import Markdown

@@ -122,6 +122,9 @@ class CommandLine(click.Group):
     ) -> None:
         """Run a command, and exit with its status."""
         extra.pop("standalone_mode", None)
+        with suppress(AttributeError):  # there is none, or it is no file
+            # half a surrogate pair, of a value or of a path that is not UTF-8: shown as JSON escapes it
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         arguments = _config_last(list(sys.argv[1:] if args is None else args))
         sys.exit(self._status(arguments, prog_name or "statemgr", extra))
 
@@ -150,16 +153,13 @@ class CommandLine(click.Group):
                 raise
             show_error("interrupted")
             return _INTERRUPTED
-        except StatemgrError as error:
+        except (StatemgrError, OSError) as error:
             from statemgr.cli.explain import see  # only now: it loads what no command needs
 
             _debug(arguments)
-            show_error(describe(error), error.hint, see(error))
-            return error.exit_status
-        except OSError as error:
-            _debug(arguments)
-            show_error(str(error))
-            return 1
+            typed = error if isinstance(error, StatemgrError) else _typed(error)
+            show_error(describe(typed), typed.hint, see(typed))
+            return typed.exit_status
 
 
 @contextmanager
@@ -229,6 +229,14 @@ def _without_values(message: str, arguments: Sequence[str], near: Iterable[str])
             message = re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", lambda _: MASK, message)
             message = message.replace(repr(text), repr(MASK))
     return message
+
+
+def _typed(error: OSError) -> StatemgrError:
+    """An error that a command did not expect, such as one of standard output."""
+    from statemgr.os_errors import MISTYPED, Fault, translate
+
+    hints = {**dict.fromkeys(MISTYPED, "name another path"), Fault.FAILED: "`--debug` shows where it happened"}
+    return translate(error, "the command cannot go on", error.filename, kinds=MISTYPED, hints=hints)
 
 
 def _debug(arguments: Sequence[str]) -> None:

@@ -165,20 +165,34 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, data: bytes, *, synced: bool = True) -> None:
+def write_file(path: Path, data: bytes, *, synced: bool = True, like: os.stat_result | None = None) -> None:
     """Write a whole file or nothing: temporary name, fsync, rename. The caller syncs the directory.
 
-    Without ``synced`` the file may be missing or torn after a crash of the machine.
+    Without ``synced`` the file may be missing or torn after a crash of the machine. ``like``: a file whose owner, group
+    and mode the new one gets. Raises: OSError (EPERM if this user may not give it that owner).
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with suppress(FileNotFoundError):
         os.unlink(temporary)
     with create(temporary) as file:
+        if like is not None:
+            _make_alike(temporary, file.fileno(), like)
         file.write(data)
         if synced:
             file.flush()
             os.fsync(file.fileno())
     os.rename(temporary, path)
+
+
+def _make_alike(path: Path, descriptor: int, like: os.stat_result) -> None:
+    found = os.fstat(descriptor)
+    try:
+        if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid):  # some file systems refuse each change
+            os.fchown(descriptor, like.st_uid, like.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+    except OSError:
+        os.unlink(path)
+        raise
 
 
 def remove(path: Path) -> None:

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import InvalidError
+from statemgr.os_errors import MISTYPED, Fault, translated
+
+_HINTS = {
+    Fault.EXISTS: "use --force to overwrite it",
+    Fault.GONE: "create its directory first",
+    Fault.ALTERED: "name a file in a directory",
+}
 
 
 def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
     """Write a configuration file, or one that belongs to it.
 
     Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
-    Raises: InvalidError if it exists and ``force`` is not given.
+    Raises: InvalidError if it exists and ``force`` is not given, or if no file can be there; DiskFull, AccessDenied,
+        RetryableError.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        descriptor = os.open(path, flags, mode)
-    except FileExistsError:
-        raise InvalidError(f"{path} exists", hint="use --force to overwrite it") from None
-    except FileNotFoundError:
-        raise InvalidError(f"the directory of {path} does not exist", hint="create it first") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with (
+        translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS),
+        os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file,
+    ):
         file.write(text)
+
+
+def check_replaceable(path: Path, what: str, *beginnings: bytes) -> None:
+    """Check that a command may replace what is at a path: nothing, an empty file, or one that begins as its own do.
+
+    Raises: InvalidError for anything else; AccessDenied, RetryableError.
+    """
+    other = "name another file, or remove it"
+    with translated("the file cannot be read", path), suppress(FileNotFoundError, NotADirectoryError):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise InvalidError(f"{path} is not a regular file", hint=other)
+        with path.open("rb") as file:
+            found = file.read(max(map(len, beginnings)))
+        if found and not found.startswith(beginnings):
+            raise InvalidError(f"{path} has something else than {what}, and is not replaced", hint=other)

@@ -17,9 +17,10 @@ from statemgr.config import JobConfig
 from statemgr.config.loading import our_key, read_toml
 from statemgr.errors import ConfigError
 from statemgr.local.durable import sync, write_file
-from statemgr.os_errors import translated
+from statemgr.os_errors import Fault, translated
 
 _CRLF = "\r\n"
+_HINTS = {Fault.REFUSED: "run the command as the owner of the file, with write rights in its directory"}
 #: A new value: a list of factories, a text or a number.
 Changed = Sequence[str] | str | int
 
@@ -52,7 +53,8 @@ class TomlEdit:
         return "".join(difflib.unified_diff(old, new, str(self.path), f"{self.path} (new)", n=0))
 
     def write(self, before: str) -> Path:
-        """Save the old file under another name, then replace it by rename. Line ends and a byte order mark stay.
+        """Save the old file under another name, then replace it by rename. Owner, mode, line ends and a byte order mark
+        stay.
 
         Args:
             before: what the old file was before, for its new name.
@@ -61,14 +63,13 @@ class TomlEdit:
         Raises: DiskFull, AccessDenied.
         """
         saved_as = self.path.with_name(f"{self.path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S}.{before}")
-        with translated("the configuration file cannot be written", self.path):
+        with translated("the configuration file cannot be replaced", self.path, hints=_HINTS):
             if self.path.read_bytes() != self._bytes:
                 raise ConfigError("the configuration file was changed meanwhile", hint="run the command again")
             target = self.path.resolve()  # replace the file that a link points to, and keep the link
-            mode = target.stat().st_mode
+            like = target.stat()
             for path, content in ((saved_as, self._bytes), (target, self._new_bytes())):
-                write_file(path, content)
-                path.chmod(mode)
+                write_file(path, content, like=like)
             sync(target.parent)
         return saved_as
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple, Self
 
 from statemgr.config import JobConfig
@@ -134,8 +135,8 @@ class JobTester:
             partition: the task that gets it; without one, the key chooses as librdkafka's default partitioner does.
             timestamp_ms: epoch milliseconds; without one, the time of the tester's clock.
 
-        Returns: its offset. Raises: InvalidError for another topic or partition, or a value that the serde does not
-            take; what the job raises.
+        Returns: its offset. Raises: InvalidError for another topic or partition, for headers or a timestamp that a
+            record cannot have, or a value that the serde does not take; what the job raises.
         """
         self._check_open()
         if topic not in self.config.inputs:
@@ -144,11 +145,20 @@ class JobTester:
                 hint=f"send to {', '.join(self.config.inputs)}, or add it to task.inputs",
                 topic=topic,
             )
-        if partition is not None and not 0 <= partition < self.config.tasks:
+        if partition is not None and partition not in range(self.config.tasks):
             raise InvalidError(
-                f"the input has no partition {partition}",
+                f"the input has no partition {partition!r}",
                 hint=f"choose one from 0 to {self.config.tasks - 1}, or raise job.tasks",
                 topic=topic,
+            )
+        if timestamp_ms is not None and not (isinstance(timestamp_ms, int) and abs(timestamp_ms) < 2**63):
+            raise InvalidError(
+                f"the timestamp is {timestamp_ms!r}", hint="give epoch milliseconds as a whole number", topic=topic
+            )
+        headers = [*headers]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in headers):
+            raise InvalidError(
+                f"the headers are {headers!r}", hint="give pairs of a name and its bytes, or None", topic=topic
             )
         _, offset, _ = self._broker.append(
             topic,
@@ -177,7 +187,11 @@ class JobTester:
         return self._task(task).last_checkpoint
 
     def output(self, topic: str) -> list[OutputRecord]:
-        """The committed records of a topic so far, by partition and offset."""
+        """The committed records of a topic so far, by partition and offset. Raises: InvalidError if there is none."""
+        if topic not in self._broker.topics:
+            raise InvalidError(
+                f"there is no topic {topic}", hint=f"name one of {', '.join(sorted(self._broker.topics))}", topic=topic
+            )
         return [
             OutputRecord(entry.key, entry.value, partition, offset, entry.timestamp[1], tuple(entry.headers))
             for partition, offset, entry in self._broker.committed(topic)
@@ -193,11 +207,11 @@ class JobTester:
     def advance(self, *, seconds: float) -> None:
         """Move the clock ahead, and wait until the job has done what is due: a commit, once ``task.commit.ms`` is over.
 
-        Raises: InvalidError if ``seconds`` is negative; what the job raises.
+        Raises: InvalidError if ``seconds`` is negative or no number; what the job raises.
         """
         self._check_open()
-        if seconds < 0:
-            raise InvalidError(f"the clock cannot go back by {-seconds} s", hint="give a positive number of seconds")
+        if not (isinstance(seconds, int | float) and 0 <= seconds < inf):
+            raise InvalidError(f"the clock cannot move by {seconds!r} s", hint="give a positive number of seconds")
         self._clock.advance(seconds)
         if self._members:
             self._settle()

@@ -46,9 +46,13 @@ class MemoryServers:
         self._numbers = count()
         self._closing = ExitStack()
         self._directory: Path | None = None
+        self._was_opened = False
 
     def open(self) -> None:
-        """Start the servers."""
+        """Start the servers. Raises: InvalidError for the second time."""
+        if self._was_opened:
+            raise InvalidError("the tester was closed, and its state is gone", hint="make a new tester for each block")
+        self._was_opened = True
         self._closing.enter_context(served(self.broker, f"memory:{self._id}"))
         self._directory = self._closing.enter_context(temporary_directory("statemgr-test-"))
         self._closing.callback(forget, self._id)

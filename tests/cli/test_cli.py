@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from statemgr.cli.config import EXAMPLE_FILES, filled_template
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.config.keys import KEYS
+from statemgr.errors import DiskFull
 from statemgr.kafka import metadata
 from statemgr.terminal import output
 from statemgr_tools.commands import dev
@@ -137,18 +139,16 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(run: Run, monke
         (errors.AccessDenied("m"), 3),
         (errors.MissingState("m"), 4),
         (errors.CorruptBlob("m"), 4),
-        (OSError("m"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_an_error_is_one_line_a_hint_and_its_exit_status(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: errors.StatemgrError, status: int
 ) -> None:
     """The error goes to stderr without a traceback. Its kind decides the exit status and the link to the docs."""
 
     def fail(**_: object) -> None:
-        if isinstance(error, errors.StatemgrError):
-            error.hint = "do this"
+        error.hint = "do this"
         raise error
 
     monkeypatch.setattr(cli, "get_command", lambda _context, _name: click.Command("topics", callback=fail))
@@ -157,8 +157,28 @@ def test_an_error_is_one_line_a_hint_and_its_exit_status(
     assert result.stdout == ""
     lines = result.stderr.strip().splitlines()
     assert lines[0] == "error: m"
-    see = f"see: statemgr explain {type(error).__name__}"
-    assert lines[1:] == (["hint: do this", see] if isinstance(error, errors.StatemgrError) else [])
+    assert lines[1:] == ["hint: do this", f"see: statemgr explain {type(error).__name__}"]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "hint"),
+    [
+        (errno.EDQUOT, 3, "free space there"),
+        (errno.EROFS, 3, "rights there"),
+        (errno.EMFILE, 3, "ulimit -n"),
+        (errno.ENOTDIR, 2, "name another path"),
+        (errno.EIO, 3, "`--debug`"),
+    ],
+)
+def test_an_error_of_the_system_has_a_hint(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int, status: int, hint: str
+) -> None:
+    """One that no command expects. Exit status 1 would say that a check has found something."""
+    monkeypatch.setattr(JobConfig, "from_file", Mock(side_effect=OSError(number, "m", "file")))
+    found = run("config", "show")
+    assert (found.exit_code, found.stdout) == (status, "")
+    assert found.stderr.startswith("error: the command cannot go on: m [path=file]\nhint: ")
+    assert hint in found.stderr
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:
@@ -245,6 +265,26 @@ def test_init_never_overwrites_a_file_of_a_directory_unless_forced(run: Run) -> 
     assert run("init", ".").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("place", "status", "hints"),
+    [
+        ("/dev/null/x", 2, ("name a file in a directory", "name another directory")),
+        ("/sys/x", 3, ("give the user of this process read and write rights there",) * 2),
+    ],
+)
+def test_init_where_nothing_can_be(run: Run, place: str, status: int, hints: tuple[str, str]) -> None:
+    """The hint says what to do about the path."""
+    for arguments, hint in zip(((), ("--example",)), hints, strict=True):
+        found = run("init", place, *arguments)
+        assert (found.exit_code, hint in found.stderr) == (status, True), found.stderr
+
+
+def test_init_names_a_path_that_is_not_utf_8(run: Run) -> None:
+    """Its bytes are escaped."""
+    assert json.loads(run("init", "a\udcff", "--json").stdout) == {"path": "a\udcff"}
+    assert run("init", "--example", "b\udcff").stdout.startswith("cd 'b\\udcff'")
+
+
 def test_init_refuses_a_name_that_cannot_be_one(run: Run) -> None:
     """`init` checks the name before it writes anything."""
     assert run("init", "new.toml", "--name", "a/b").exit_code == 2
@@ -282,11 +322,28 @@ def test_a_pipe_whose_reader_has_ended_is_no_error(run: Run, words: str) -> None
     assert (found.returncode, found.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("words", ["config show --all", "explain"])
+def test_a_full_disk_has_its_exit_status(run: Run, words: str) -> None:
+    """As where the output goes to a file. Exit status 1 would say that a check has found something."""
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run([sys.executable, "-m", "statemgr", *words.split()], stdout=full, stderr=subprocess.PIPE)
+    assert found.returncode == DiskFull.exit_status
+    assert b"hint: free space there" in found.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "explain docs/security.md", "config show", "init --example new"])
+def test_a_closed_standard_output_is_no_error(run: Run, words: str) -> None:
+    """As a service manager may leave it, or `>&-` in a shell."""
+    command = f"exec {sys.executable} -m statemgr {words} >&-"
+    found = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE)
+    assert (found.returncode, b"Traceback" in found.stderr) == (0, False), found.stderr
+
+
 def test_another_broken_pipe_is_an_error_where_no_stream_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard output may be a text in memory, or None."""
     monkeypatch.setattr(JobConfig, "from_file", Mock(side_effect=BrokenPipeError("of a program")))
     found = CliRunner().invoke(cli, ["config", "show"])
-    assert (found.exit_code, "error: of a program" in found.stderr) == (1, True)
+    assert (found.exit_code, "of a program" in found.stderr) == (3, True)
 
 
 # --- config -----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from statemgr.serdes import Serde, avro_serde
 from statemgr.serdes import serde as serde_of
 from statemgr.stores.store import after_prefix
 from statemgr.testing.memory_servers import MemoryServers
+from tests.cli.test_running_job import write_toml
 from tests.commits import TASK
 
 CONFIG: dict[str, object] = {"job.name": "orders", "stores.totals.value.serde": "bytes"}
@@ -106,13 +107,55 @@ def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Pa
         task.store("totals").put_many([(b"a", b"1"), (b"b", b"\xff")])
         task.commit({"orders-0": 1})
     file = tmp_path / "job.toml"
-    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.to_mapping().items()))
+    write_toml(config, file)
     given = ["store", "scan", "totals", "--json", "--value-serde", "json", "--config", str(file)]
     found = CliRunner().invoke(cli, given)
     assert (found.exit_code, "--value-serde" in found.stderr) == (2, True)
     assert [entry["value"] for entry in json.loads(found.stdout)] == [1]
     found = CliRunner().invoke(cli, [*given, "--prefix", "b"])
     assert (found.exit_code, json.loads(found.stdout)) == (2, [])
+
+
+@pytest.mark.parametrize("command", ["get", "scan"])
+def test_half_a_surrogate_pair_is_escaped(servers: MemoryServers, tmp_path: Path, command: str) -> None:
+    """JSON may have one, such as from JavaScript, but UTF-8 cannot. What follows is shown, too."""
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put_many([(b"a", b'{"\\ud800": "\xc3\xa9"}'), (b"b", b"2")])
+        task.commit({"orders-0": 1})
+    file = tmp_path / "job.toml"
+    write_toml(config, file)
+    given = ["store", command, "totals", *(["a"] if command == "get" else []), "--value-serde", "json"]
+    found = CliRunner().invoke(cli, [*given, "--config", str(file)])
+    assert (found.exit_code, '{"\\ud800": "é"}' in found.stdout) == (0, True), found.output
+    shown = json.loads(CliRunner().invoke(cli, [*given, "--json", "--config", str(file)]).stdout)
+    values = [shown["value"]] if command == "get" else [entry["value"] for entry in shown]
+    assert values == [{"\ud800": "é"}, 2][: len(values)]
+    assert len(values) == (1 if command == "get" else 2)
+
+
+@pytest.mark.parametrize(
+    ("into", "why"),
+    [
+        ("/proc/x", "No such file or directory"),
+        ("job.toml/x", "Not a directory"),
+        ("a\udcff", "is not UTF-8"),
+    ],
+)
+def test_a_wrong_directory_is_no_damaged_state(
+    servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str, why: str
+) -> None:
+    """The exit status of a restore is that of wrong use, and the hint is about the directory."""
+    config = servers.on_disk(servers.config, "one")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
+    monkeypatch.chdir(tmp_path)
+    write_toml(config, Path("job.toml"))
+    found = CliRunner().invoke(cli, ["restore", "--into", into])
+    assert (found.exit_code, why in found.stderr) == (2, True), found.output
+    assert "hint: choose another directory" in found.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("a")] == []
 
 
 def test_the_end_of_a_prefix() -> None:

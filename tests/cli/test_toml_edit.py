@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig
+from statemgr.errors import AccessDenied
 from statemgr.terminal.toml_edit import TomlEdit
 
 _JOB = """\
@@ -49,3 +52,27 @@ def test_a_diff_shows_no_other_line(tmp_path: Path) -> None:
     file.write_text('kafka.sasl.password = "hunter22"\n' + _JOB)
     diff = TomlEdit(file, {"job.tasks": 3}).diff()
     assert [line for line in diff.splitlines()[2:] if line[0] != "@"] == ["-tasks = 2", "+tasks = 3"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_the_file_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `sudo`, the service must still be able to read its configuration. A command that may not give the new file
+    to the owner of the old one is refused, and leaves nothing."""
+    file = tmp_path / "job.toml"
+    file.write_text(_JOB)
+    os.chown(file, 4711, 4712)
+    file.chmod(0o640)
+    saved = TomlEdit(file, {"job.tasks": 3}).write("before")
+    for path in (file, saved):
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (4711, 4712, 0o640)
+    there = sorted(tmp_path.iterdir())
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(AccessDenied, match="as the owner of the file"):
+        TomlEdit(file, {"job.tasks": 4}).write("again")
+    assert sorted(tmp_path.iterdir()) == there
+    assert JobConfig.from_file(file).tasks == 3

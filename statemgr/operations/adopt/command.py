@@ -17,7 +17,7 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.config.loading import masked
 from statemgr.operations.adopt.origins import ORIGINS, CheckpointingOrigin, Raw
-from statemgr.terminal.files import write_file
+from statemgr.terminal.files import check_replaceable, write_file
 from statemgr.terminal.options import DEFAULT_FILE, duration, json_option, overrides
 from statemgr.terminal.output import moment, print_json, progress_bars, say
 
@@ -180,6 +180,8 @@ def command(
         raise click.UsageError("--report does not go with --init: nothing is counted")
     if report and not os.access(report.absolute().parent, os.W_OK):
         raise click.UsageError(f"--report: {report} cannot be written, because its directory is missing or read-only")
+    if report:
+        check_replaceable(report, "a report of adopt", b"made: ", b'{\n  "made": ')
     chosen = ORIGINS[origin]
     if checkpoint_topic and not isinstance(chosen, CheckpointingOrigin):
         raise click.UsageError(f"--checkpoint-topic does not go with --from {origin}: its offsets are those of a group")

@@ -79,7 +79,7 @@ def file_report(path: Path, adopted: Adopted, filed: Filed, *, as_json: bool) ->
             print_report(adopted, filed)
         text = into.getvalue()
     with translated("cannot write the report", path):
-        durable.write_file(path, text.encode())
+        durable.write_file(path, text.encode(errors="backslashreplace"))
         durable.sync(path.parent)
 
 

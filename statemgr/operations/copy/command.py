@@ -125,7 +125,8 @@ def command(
 @job_options()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 def export_command(call: Call, file: Path) -> None:
-    """Write all retained checkpoints of the job to FILE, or to standard output (-).
+    """Write all retained checkpoints of the job to FILE, or to standard output (-). An older export of the job is
+    replaced; any other file is refused.
 
     `statemgr copy --from FILE` makes a new job from it and from the blobs when the checkpoint topic or the whole Kafka
     cluster is lost. The job may run.
@@ -143,7 +144,7 @@ def export_command(call: Call, file: Path) -> None:
         for line in lines:
             click.echo(line, nl=False)
         return
-    write(file, lines)
+    write(file, call.config, lines)
     checkpoints = sum(len(record.checkpoints) for record in records.values())
     if call.as_json:
         print_json({"file": str(file), "tasks": len(records), "checkpoints": checkpoints})

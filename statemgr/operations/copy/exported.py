@@ -26,12 +26,11 @@ from statemgr.model import codecs
 from statemgr.model.checkpoint import Checkpoint, CheckpointKey, CheckpointRecord
 from statemgr.model.checkpoint_records import JobCheckpoint, TaskCheckpoint, checkpoint_of
 from statemgr.model.keys.partitioners import is_by_input
-from statemgr.os_errors import Fault, translated
+from statemgr.os_errors import MISTYPED, Fault, translated
 from statemgr.services import Services
+from statemgr.terminal.files import check_replaceable
 
 _VERSION = 1
-#: Somebody has mistyped a path.
-_KINDS = dict.fromkeys((Fault.GONE, Fault.ALTERED), InvalidError)
 
 
 def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: int) -> Iterator[bytes]:
@@ -53,23 +52,24 @@ def export(config: JobConfig, records: Mapping[str, CheckpointRecord], now_ms: i
 
     for at in sorted(publishes):
         send_records(config, send, layout, dict.fromkeys(publishes[at]), publishes[at], ())
-    header = {
-        "statemgr_export": _VERSION, "job": config.job_name, "id": config.job_id, "ms": now_ms, "records": len(pairs),
-    }  # fmt: skip
-    yield json.dumps(header).encode() + b"\n"
+    yield json.dumps({**_of_job(config), "ms": now_ms, "records": len(pairs)}).encode() + b"\n"
     for key, value in pairs:
         yield json.dumps({"key": b64encode(key).decode(), "value": b64encode(value).decode()}).encode() + b"\n"
 
 
-def write(path: Path, lines: Iterator[bytes]) -> None:
-    """Write a file for this user alone, whole or not at all. An older one is replaced.
+def _of_job(config: JobConfig) -> dict[str, object]:
+    """The beginning of the header."""
+    return {"statemgr_export": _VERSION, "job": config.job_name, "id": config.job_id}
 
-    Raises: InvalidError if no file can be there; DiskFull, AccessDenied, RetryableError.
+
+def write(path: Path, config: JobConfig, lines: Iterator[bytes]) -> None:
+    """Write a file for this user alone, whole or not at all. It replaces an older export of the job.
+
+    Raises: InvalidError if no file can be there, or if there is another one; DiskFull, AccessDenied, RetryableError.
     """
+    check_replaceable(path, "an export of this job", json.dumps(_of_job(config)).encode()[:-1])
     hints = {Fault.GONE: "name a file in a directory that exists"}
-    with translated("the export cannot be written", path, kinds=_KINDS, hints=hints), ExitStack() as undo:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise InvalidError(f"{path} is not a regular file", hint="name a file, or - for standard output")
+    with translated("the export cannot be written", path, kinds=MISTYPED, hints=hints), ExitStack() as undo:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             undo.callback(os.unlink, file.name)
             file.writelines(lines)
@@ -86,7 +86,7 @@ def read(path: Path, config: JobConfig) -> dict[str, CheckpointRecord]:
     Raises: CorruptFile; InvalidError if there is no such file, or if it has another job; AccessDenied, RetryableError.
     """
     hints = {Fault.GONE: "name a file that `statemgr export` wrote"}
-    with translated("the export cannot be read", path, kinds=_KINDS, hints=hints):
+    with translated("the export cannot be read", path, kinds=MISTYPED, hints=hints):
         data = path.read_bytes()
     return decode_export(data, config.job_name, config.job_id)
 

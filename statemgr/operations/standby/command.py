@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +15,13 @@ from statemgr.terminal.options import Call, duration, job_options
 from statemgr.terminal.output import say, show_error, size
 
 if TYPE_CHECKING:
+    from statemgr.operations.standby.process import Standby
     from statemgr.operations.standby.standby import Followed
+
+#: Seconds until a look at whether a signal has come.
+_LOOK_S = 0.1
+#: Looks at whether what waits for a server ends after the first signal.
+_LAST_LOOKS = 20
 
 
 @click.command("standby")
@@ -30,21 +38,56 @@ if TYPE_CHECKING:
 def command(call: Call, once: bool, interval: float) -> None:
     """Keep a copy of the state of tasks in state.dir, at most one checkpoint behind. The job is not disturbed.
 
-    A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT. With --json, prints one line
+    A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT, and ends within a few seconds;
+    a second signal ends it at once. With --json, prints one line
     for each checkpoint that was fetched, could not be, or is not there yet.
     """
     from statemgr.operations.standby.process import Standby
 
     report = _print_json if call.as_json else _print
-    with call.progress() as progress, Standby(call.config, call.tasks, progress) as standby:
+    with call.progress() as progress:
+        standby = Standby(call.config, call.tasks, progress)
         if once:
-            _once(standby.once(), report)
+            with standby:
+                _once(standby.once(), report)
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, standby.stop)
         if not call.as_json:
             say("following the job; press Ctrl-C to stop")
-        standby.run(report, interval)
+        ended = _follow(standby, report, interval)
+    if not ended:
+        os._exit(0)  # threads wait for a server, and the end of Python would wait for them: nothing has to be finished
+
+
+def _follow(standby: Standby, report: Callable[[Followed], None], interval: float) -> bool:
+    """Follow until a signal, then close the standby.
+
+    It follows on another thread, because a client may wait long for a server, and Python handles a signal between two
+    steps of its main thread. This one waits for short times only.
+    Returns: whether it is closed. It is not if a server does not answer, or after a second signal.
+    """
+    from statemgr.local.machine import Threads
+
+    signals: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        signals.append(number)
+        standby.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+
+    def follow() -> None:
+        with standby:
+            standby.run(report, interval)
+
+    following = Threads().worker("standby", background=True).submit(follow)
+    looks = 0
+    while not following.done() and len(signals) < 2 and looks < _LAST_LOOKS:
+        wait([following], _LOOK_S)
+        looks += bool(signals)
+    if following.done():
+        following.result()
+    return following.done()
 
 
 def _once(turn: list[Followed], report: Callable[[Followed], None]) -> None:

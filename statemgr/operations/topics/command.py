@@ -167,16 +167,18 @@ def repair_command(call: Call, target: str | None, write: bool, allow_older: boo
     from statemgr.flows.owner import fence_ids
     from statemgr.ids import task_name
     from statemgr.kafka.transactions.publisher import job_transactional_id, task_transactional_id
-    from statemgr.operations.topics.topic_repair import copy_valid, look
+    from statemgr.operations.topics.topic_repair import check_target, copy_valid, look, target_config
     from statemgr.wiring import open_services
 
     config = call.config
     target = target or f"{config.checkpoint_topic}-repaired"
+    new = target_config(config, target)
     with closing(open_services(config)) as services:
         result = look(config, services.clock)
         if write:
             if not allow_older:
-                result.refuse_older()  # before it fences the job
+                result.refuse_older()  # this and the next check come before the fence
+            check_target(new, services.clock)
             # with the configuration of an older layout, owners of later tasks live
             count = max(config.tasks, result.tasks)
             tasks = [task_transactional_id(config, task_name(index)) for index in range(count)]

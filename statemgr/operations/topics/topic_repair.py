@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptError, InvalidError, PermissionNeeded
+from statemgr.errors import ConfigError, CorruptError, InvalidError, PermissionNeeded
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
@@ -40,6 +40,7 @@ from statemgr.ports import Clock
 from statemgr.serdes.avro import MARK
 
 _SHOWN = 40
+_OTHER = "choose another topic with `statemgr topics repair --to`"
 #: Records that are no checkpoints: how to tell them by their keys, and how to decode them.
 _OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, codecs.Place], object]]] = (
     (is_permit, decode_permit),
@@ -87,35 +88,63 @@ def look(config: JobConfig, clock: Clock) -> Repaired:
     return _sort(config, clock)[0]
 
 
+def target_config(config: JobConfig, target: str) -> JobConfig:
+    """The job with ``target`` as its checkpoint topic. Raises: InvalidError if that is no name of a topic, or the job
+    has another use for the topic."""
+    try:
+        return JobConfig.from_mapping(config.to_mapping(), {"task.checkpoint.topic": target})
+    except ConfigError as error:
+        raise InvalidError(f"the records cannot go to this topic: {error.message}", hint=_OTHER, topic=target) from None
+
+
+def check_target(config: JobConfig, clock: Clock) -> None:
+    """Check that the job can have its checkpoints on the topic of :func:`target_config`, which need not exist.
+
+    Raises: InvalidError if it has records; TopicMisconfigured, UnavailableError, AccessDenied.
+    """
+    with TopicAdmin(config, clock) as admin:
+        if not admin.exists(config.checkpoint_topic):
+            return
+        # what an interrupted copy has written may be in a transaction that is still open
+        _refuse_records(config, clock, only_settled=True)
+        admin.verify([checkpoint_topic_spec(config)])
+
+
 def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: bool = False) -> Repaired:
-    """Copy the valid records to ``target``, which is created if missing and must be empty. Fence owners first.
+    """Copy the valid records to ``target``, which is created if missing and must be empty. Check it with
+    :func:`check_target`, and fence owners first.
 
     Args:
         allow_older: also if tasks then continue at older checkpoints.
 
     Raises: PermissionNeeded; InvalidError if the target has records; UnavailableError, AccessDenied.
     """
+    new = target_config(config, target)
     result, valid = _sort(config, clock)
     if not allow_older:
         result.refuse_older()
     # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
-    spec = replace(checkpoint_topic_spec(config), name=target, created_with=config.topic_settings)
-    with TopicAdmin(config, clock) as admin:
+    spec = replace(checkpoint_topic_spec(new), created_with=config.topic_settings)
+    with TopicAdmin(new, clock) as admin:
         admin.create_missing([spec])
         admin.verify([spec])
 
     def records() -> Iterator[tuple[bytes | None, bytes | None]]:
-        # an interrupted copy has ended by now, and has left no committed record
-        if next(_records(config, clock, target), None) is not None:
-            raise InvalidError(
-                "the target topic already has records",
-                hint="if an earlier run copied them, set task.checkpoint.topic; otherwise choose another topic with "
-                "`statemgr topics repair --to`",
-            )
+        _refuse_records(new, clock)  # an interrupted copy has ended by now, and has left no committed record
         yield from ((message.key(), message.value()) for message in valid)
 
     publish_alone(config, clock, "repair", target, records())
     return result
+
+
+def _refuse_records(config: JobConfig, clock: Clock, *, only_settled: bool = False) -> None:
+    """Raises: InvalidError if the checkpoint topic has a record."""
+    if next(_records(config, clock, config.checkpoint_topic, only_settled=only_settled), None) is not None:
+        raise InvalidError(
+            "the target topic already has records",
+            hint=f"if an earlier run copied them, set task.checkpoint.topic; otherwise {_OTHER}",
+            topic=config.checkpoint_topic,
+        )
 
 
 def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
@@ -256,9 +285,9 @@ def _is_of(config: JobConfig, key: CheckpointKey) -> bool:
     return (key.job_name, key.job_id) == (config.job_name, config.job_id)
 
 
-def _records(config: JobConfig, clock: Clock, topic: str) -> Iterator[Message]:
+def _records(config: JobConfig, clock: Clock, topic: str, *, only_settled: bool = False) -> Iterator[Message]:
     with TopicMetadata(config, clock) as metadata:
-        start, end = metadata.bounds(topic, PARTITION)
+        start, end = metadata.bounds(topic, PARTITION, only_settled=only_settled)
     for batch in PartitionReader(config, clock).read(topic, PARTITION, start, end):
         yield from batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import subprocess
 import sys
 import time
@@ -340,14 +341,26 @@ def test_a_commit_of_ones_own_keeps_the_position_in_the_input(before: str) -> No
 
 
 def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
-    """Each mistake raises a typed error that says what to do."""
+    """Each mistake raises a typed error that says what to do, and the job goes on."""
+
+    def anything(value: object) -> Any:
+        return value
+
     mistakes = {
         "is not an input topic": lambda: tester.send("other", "a", "1"),
         "has no partition 2": lambda: tester.send("orders", "a", "1", partition=2),
         "several tasks": lambda: tester.store("totals"),
         "no task 'Partition 2'": lambda: tester.store("totals", task="Partition 2"),
         "the job is running": tester.restore,
-        "cannot go back": lambda: tester.advance(seconds=-1),
+        "cannot move by -1 s": lambda: tester.advance(seconds=-1),
+        "cannot move by nan s": lambda: tester.advance(seconds=math.nan),
+        "cannot move by inf s": lambda: tester.advance(seconds=math.inf),
+        "cannot move by '1' s": lambda: tester.advance(seconds=anything("1")),
+        "no partition '0'": lambda: tester.send("orders", "a", "1", partition=anything("0")),
+        "timestamp is 'x'": lambda: tester.send("orders", "a", "1", timestamp_ms=anything("x")),
+        "timestamp is 9223372036854775808": lambda: tester.send("orders", "a", "1", timestamp_ms=2**63),
+        r"headers are \['trace'\]": lambda: tester.send("orders", "a", "1", headers=anything({"trace": b"1"})),
+        "no topic ordesr": lambda: tester.output("ordesr"),
         "0 members": lambda: tester.rebalance(members=0),
     }
     for text, mistake in mistakes.items():
@@ -356,6 +369,7 @@ def test_misuse_is_refused_with_a_hint(tester: JobTester) -> None:
         assert refused.value.hint, text
     with pytest.raises(ConfigError, match="no store 'other'"):
         tester.store("other", task=ZERO)
+    tester.send("orders", "a", "1")
     tester.crash()
     stopped = [tester.crash, tester.commit, tester.stop, lambda: tester.rebalance(members=2), lambda: state(tester)]
     for call in stopped:
@@ -374,6 +388,8 @@ def test_it_works_only_in_its_block() -> None:
         pass
     with pytest.raises(InvalidError, match="is not open"):
         tester.commit()
+    with pytest.raises(InvalidError, match="a new tester for each block"), tester:
+        pass
     with pytest.raises(InvalidError, match=r"task\.inputs"):
         JobTester({**CONFIG, "task.inputs": []}, append)
 

@@ -71,4 +71,7 @@ def test_a_report_as_text(kafka: KafkaServer, tmp_path: Path) -> None:
     old.run("--report", str(path), "--write", status=2)
     assert path.read_text() == without
     assert list(tmp_path.glob("report*")) == [path]
+    text = (job := tmp_path / "job.toml").read_text()
+    assert "something else than a report" in old.run("--report", str(job), status=2)
+    assert job.read_text() == text
     assert "cannot be written" in old.run("--report", str(tmp_path / "missing" / "report"), status=2)

@@ -291,6 +291,24 @@ def test_places_that_are_no_files(kafka: KafkaServer, tmp_path: Path, run: Run, 
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_only_an_export_of_the_job_is_replaced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """A mistyped path must not cost the configuration, or the export of another job."""
+    source = job(kafka, tmp_path, backup=("blob-store",))
+    history(source, 1)
+    (tmp_path / "empty").touch()
+    assert run(source, "export", "empty").exit_code == 0  # such as one of mktemp
+    assert run(source, "export", "empty").exit_code == 0
+    exported = (tmp_path / "empty").read_bytes()
+    other = exported.replace(source.job_name.encode(), b"other")
+    (tmp_path / "other.jsonl").write_bytes(other)
+    for name in ("job.toml", "other.jsonl"):
+        failed = run(source, "export", name)
+        assert failed.exit_code == 2, failed.output
+        assert f"{name} has something else than an export of this job" in failed.stderr
+    assert (tmp_path / "other.jsonl").read_bytes() == other
+    assert run(source, "export", "empty").exit_code == 0  # with the configuration that is still there
+
+
 def test_damaged_exports(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Each is refused with what is wrong."""
     source = job(kafka, tmp_path, backup=("blob-store",))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,6 +295,26 @@ def test_a_stop_breaks_off_what_is_under_way(kafka: KafkaServer, tmp_path: Path)
     with Standby(other) as standby:
         assert brought(standby.once()).stores[0].factory == "blob-store"
     assert list((tmp_path / "other").rglob("staging/*")) == []
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
+def test_signals_end_it_while_no_broker_answers(tmp_path: Path, signals: list[signal.Signals]) -> None:
+    """A service manager waits some seconds, and a person presses Ctrl-C again: the second signal does not wait."""
+    config = {"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1", "stores.totals.type": "memory"}
+    write_toml(JobConfig.from_mapping({**config, "state.dir": str(tmp_path)}), tmp_path / "job.toml")
+    patient = "from statemgr.operations.standby import command; command._LAST_LOOKS = 10_000;" if signals[1:] else ""
+    program = f"{patient}from statemgr.cli.main import cli; cli.main()"
+    command = [sys.executable, "-c", program, "standby", "--config", str(tmp_path / "job.toml")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "following the job" in process.stderr.readline()
+        for number in signals:
+            time.sleep(0.5)
+            process.send_signal(number)
+        try:
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
 
 
 def test_the_command_fetches_once(kafka: KafkaServer, tmp_path: Path) -> None:

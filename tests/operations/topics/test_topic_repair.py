@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from statemgr import JobConfig
 from statemgr.cli.main import cli
 from statemgr.errors import CorruptRecord, FencedError, InvalidError, PermissionNeeded
 from statemgr.flows.opening.open_job import JobTopics
-from statemgr.ids import task_name
+from statemgr.ids import task_name, transactional_id
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
-from statemgr.kafka.transactions.publisher import publish_alone
+from statemgr.kafka.transactions.publisher import TransactionalPublisher, publish_alone
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointKey
 from statemgr.operations.rollback.owner import Goal, roll_back
 from statemgr.operations.topics import topic_repair
-from statemgr.operations.topics.topic_repair import copy_valid, look
+from statemgr.operations.topics.topic_repair import check_target, copy_valid, look, target_config
 from statemgr.testing.memory_servers import MemoryServers
 from tests.cli.test_running_job import write_toml
 from tests.jobs import with_changes
@@ -186,3 +186,65 @@ def test_an_interrupted_copy_is_made_again(
     assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
     with pytest.raises(InvalidError, match="already has records"):
         copy_valid(config, servers.clock, NEW)
+
+
+def a_topic_with_a_record(servers: MemoryServers, config: JobConfig) -> str:
+    """Copy the records, as an earlier run of the command."""
+    copy_valid(config, servers.clock, NEW)
+    return NEW
+
+
+def a_topic_with_another_use(servers: MemoryServers, config: JobConfig) -> str:
+    """Create the topic of another application: empty, and not compacted."""
+    servers.broker.create("other", 3)
+    return "other"
+
+
+@pytest.mark.parametrize(
+    ("target", "why", "hint"),
+    [
+        (a_topic_with_a_record, "already has records", "set task.checkpoint.topic"),
+        (a_topic_with_another_use, "it has 3 partitions instead of 1", "set task.checkpoint.topic to a new topic"),
+        ("orders", "task.inputs names the same topic", "--to"),
+        ("orders-1-totals-changelog", "changelog.topic names the same topic", "--to"),
+        ("a b", "task.checkpoint.topic must be a topic's name", "--to"),
+        ("a" * 250, "at most 249", "--to"),
+    ],
+)
+def test_a_wrong_target_is_refused_before_the_job_is_fenced(
+    servers: MemoryServers,
+    config: JobConfig,
+    tmp_path: Path,
+    target: Callable[[MemoryServers, JobConfig], str] | str,
+    why: str,
+    hint: str,
+) -> None:
+    """Such as when somebody repeats the command, while the job runs on the new topic: its owner goes on."""
+    write_toml(config, file := tmp_path / "job.toml")
+    name = target if isinstance(target, str) else target(servers, config)
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
+        done = CliRunner().invoke(cli, ["topics", "repair", "--to", name, "--write", "--config", str(file)])
+        assert (done.exit_code, done.stdout) in ((1, ""), (2, ""))
+        assert why in done.stderr
+        assert hint in done.stderr
+        task.store("totals").put(b"count", b"4")
+        task.commit({"orders-1": 4})
+
+
+def test_the_open_transaction_of_a_killed_copy_does_not_delay_the_next_one(
+    servers: MemoryServers, config: JobConfig
+) -> None:
+    """The look at the target before the fence reads up to the transaction. The next copy ends it."""
+    new = target_config(config, NEW)
+    servers.broker.create(NEW, 1, {"cleanup.policy": "compact"})
+    open_one = TransactionalPublisher(config, transactional_id("orders", "1", "repair"), servers.clock)
+    with closing(open_one), ExitStack() as stack:
+        open_one.fence()
+        transaction = stack.enter_context(open_one.transaction())
+        transaction.send(NEW, b"?", b"?", partition=0)
+        transaction.flush()
+        check_target(new, servers.clock)
+        copy_valid(config, servers.clock, NEW)
+        with pytest.raises(FencedError):
+            stack.close()
+    assert read(servers, new) == {"Partition 0": 3, "Partition 1": 3}
