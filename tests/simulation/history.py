@@ -272,8 +272,6 @@ class History:
                 kind = LoopMember
             if kind is TaskOwner and self._has_owners_of_all:
                 kind = OwnerOfAll
-            if self.operators.parts:  # others work on all tasks
-                kind = TaskOwner
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
             self._owners.append(_Started(process, thread, config, kind))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
@@ -461,8 +459,10 @@ class History:
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
             if not self.over and self.has_member:
-                end = self.end(SOURCE)
-                self.feed(end + self.scheduler.decide(f"input after {end}", 6))
+                for _, model in self.parts:
+                    end = self.end(model.source)
+                    named = f"input after {end}" if model.source == SOURCE else f"input of {model.source} after {end}"
+                    self.feed(end + self.scheduler.decide(named, 6), model.source)
             self._look_after_servers()
 
     def _look_after_servers(self) -> None:

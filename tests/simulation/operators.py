@@ -180,7 +180,7 @@ class Operators:
             self._undo(number, f"machine-{number % 2}")
             return
         may_rescale = may_rescale and history.tasks == 1
-        may_rescale = may_rescale and not history.loses_checkpoints and not history.has_member
+        may_rescale = may_rescale and not history.loses_checkpoints
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
@@ -566,8 +566,6 @@ class Operators:
         with suppress(KafkaException):  # it is there
             self._history.broker.create(input_topic(tasks), tasks)
         made = [self._model.part(number, tasks, before, offsets) for number in range(tasks)]
-        for part in made:
-            self._history.feed(part.acked, part.source)
         if len(self.parts) != tasks:  # nobody else has seen it meanwhile
             self._before = self.parts if is_known else None
             self._work_in(made, config, records)
