@@ -560,8 +560,8 @@ class History:
                 self._lose_tail(topic, "at peace")
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
-        if self.operators.goes_back_at_peace:
-            self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
+        if self.operators.goes_back_at_peace():
+            self._in_process("undo", "machine-0", partial(self.operators.go_back, "undo"))
             self._in_process("settle", "machine-0", partial(self.operators.settle, "settle"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died

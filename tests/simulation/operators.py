@@ -117,11 +117,14 @@ class Operators:
         self.adopted: bool | None = None
         #: whether a command has reported that it did this itself
         self._was_adopted_by_one = False
-        #: the parts of the layout that can be brought back for sure; None if there is none
-        self._before: list[Model] | None = None
+        #: number of tasks → the models of each layout that the job has had; none of the first one
+        self._layouts: dict[int, list[Model]] = {1: []}
+        #: the layouts that can be brought back for sure → when they were replaced, the newest one last
+        self._replaced: dict[int, float] = {}
+        #: whether nothing stops an undo, and the layout to which somebody goes back
+        self._may_undo, self._target = False, 0
         #: whether the last rescale has begun with the layout in which owners work
         self._is_next = False
-        self._rescaled_s = 0.0
         #: the stores whose changelogs a rescale may have begun to write, and died
         self._begun_changelogs = set[str]()
         #: the rescale commands that were given: their numbers and machines
@@ -214,20 +217,35 @@ class Operators:
 
     def let_collect(self) -> None:
         """Garbage is about to be collected. After a day, this ends the way back."""
-        if self._scheduler.now - self._rescaled_s > _COLLECTED_S:
-            self._before = None
+        now = self._scheduler.now
+        self._replaced = {tasks: at for tasks, at in self._replaced.items() if now - at < _COLLECTED_S}
 
-    @property
     def goes_back_at_peace(self) -> bool:
         """Whether somebody takes the last rescale back in the end."""
-        return self._before is not None and self._scheduler.decide("stays rescaled", 2) == 0
+        return self._scheduler.decide("stays rescaled", 2) == 0 and self._goes_back("at peace")
+
+    def _goes_back(self, moment: str) -> bool:
+        """Whether somebody may go back now, to the layout before, or further."""
+        if not self._may_undo or not self._replaced:
+            return False
+        layouts = [*self._replaced]
+        is_further = self._scheduler.decide(f"further back {moment}", 3) == 0
+        self._target = layouts[0 if is_further else -1]
+        return True
 
     def _undo(self, number: int, machine: str) -> None:
-        if self._scheduler.chance(f"undo after {number}", 0.3):
-            for life in range(3):
-                if self._before is not None:
-                    self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
-                    self._know_the_layout(f"settle undo-{number}-{life}", machine, number)
+        """Go back from a rescale, and perhaps once more: to the layout before that, or to the one that was left."""
+        scheduler = self._scheduler
+        if not scheduler.chance(f"undo after {number}", 0.3):
+            return
+        tries = 3
+        while tries and self._goes_back(f"{number}-{tries}"):
+            before = self.parts
+            self._give(f"undo-{number}-{tries}", machine, number, self.go_back)
+            self._know_the_layout(f"settle undo-{number}-{tries}", machine, number)
+            tries -= 1
+            if self.parts is not before and not scheduler.chance(f"undo again after {number}-{tries}", 0.4):
+                return
 
     def _give(self, name: str, machine: str, number: int, work: Command, *, on_two_machines: bool = False) -> bool:
         """Give a command until it ends well, up to three times, and sometimes twice at once. Returns: whether it
@@ -377,6 +395,7 @@ class Operators:
             check_again(config, step, stores, history.services)
         if history.stages == before:  # the file has not changed meanwhile
             history.take_step(stores or STORES, step.target)
+            self._replaced = {}  # their checkpoints are of the stage before
             self._scheduler.note(f"{' and '.join(stores or STORES)} from stage {step.stage} to {step.target}")
 
     def _copy(self, moment: str, config: JobConfig) -> None:
@@ -514,8 +533,7 @@ class Operators:
             acked, records = [part.acked for part in before], log.read()
             plan = plan_rescale(config, records, tasks, None)
             self._is_next, model.was_rescaled = len(records) == len(before), True
-            self._before = None  # what this leaves of the next changelogs stops an undo
-            self._rescaled_s = self._scheduler.now
+            self._may_undo = False  # what this leaves of the next changelogs stops an undo
             done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         found: State = {store: {} for store in STORES}
@@ -551,14 +569,16 @@ class Operators:
         ):
             records, retired = log.read(), log.retired()
         self._scheduler.note(f"in the layout with {len(records)} tasks")
-        before, tasks = self.parts or [self._model], len(records)
+        before, tasks, target = self.parts or [self._model], len(records), self._target
+        self._target = 0
         if tasks == len(before):
             return
-        if self._before is not None:  # only an undo leaves it
-            if tasks != max(len(self._before), 1):
-                raise Wrong(f"back in a layout with {tasks} tasks")
-            self._work_in(self._before, config, records)
-            self._before = None
+        if target:
+            if tasks != target:
+                raise Wrong(f"back in a layout with {tasks} tasks instead of {target}")
+            del self._replaced[target]
+            self._replaced[len(before)] = self._scheduler.now
+            self._work_in(self._layouts[tasks], config, records)
             return
         offsets = dict(chain.from_iterable(record.current.input_offsets.items() for record in records.values()))
         is_known = self._is_next and bool(retired) and retired[-1].layout.tasks == len(before)
@@ -567,7 +587,8 @@ class Operators:
             self._history.broker.create(input_topic(tasks), tasks)
         made = [self._model.part(number, tasks, before, offsets) for number in range(tasks)]
         if len(self.parts) != tasks:  # nobody else has seen it meanwhile
-            self._before = self.parts if is_known else None
+            self._replaced = {**self._replaced, len(before): self._scheduler.now} if is_known else {}
+            self._may_undo, self._layouts[tasks] = True, made
             self._work_in(made, config, records)
 
     def _work_in(self, parts: list[Model], config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
@@ -575,11 +596,20 @@ class Operators:
         inputs = {"task.inputs": [input_topic(len(parts))]}
         self.parts, self.layout = parts, {**changes_in_force(config, records), **inputs} if parts else {}
 
-    def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
-        """Take a rescale back."""
+    def go_back(self, moment: str, config: JobConfig) -> None:
+        """Make an earlier layout current again: the one before, or that of one of its checkpoints."""
         with self._opened(config, owned=True) as (services, log):
-            if len(log.read()) == len(self.parts):  # otherwise it would take the undo back
-                undo(services, log, self._history.services, no_progress)
+            if len(log.read()) != max(len(self.parts), 1):
+                return  # otherwise it would take the undo back
+            wanted = None
+            if self._target != [*self._replaced][-1]:
+                there = (log.read(generation=one.layout.generation) for one in log.retired())
+                records = next((found for found in there if len(found) == self._target), {})
+                ids = [str(one.checkpoint_id) for record in records.values() for one in record.checkpoints]
+                if not ids:
+                    return  # the job has moved on meanwhile
+                wanted = ids[self._scheduler.decide(f"checkpoint of {moment}", len(ids))]
+            undo(services, log, self._history.services, no_progress, wanted)
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:
