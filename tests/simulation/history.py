@@ -82,7 +82,7 @@ PATIENCE_S = 3600.0
 _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
 #: What one of two backends may lose.
 _LOSSES = ("nothing", "blob", "bit", "records", "tail", "topic")
-#: The key of each row of a partition of the input. It belongs to the task of this number, whatever their number is.
+#: A key of rows of each partition of the input. It belongs to the task of this number, whatever their number is.
 _ROWS = (b"b", b"d", b"c", b"f")
 #: The key of another job's records on the checkpoint topic.
 _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
@@ -425,6 +425,12 @@ class History:
         return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
+    def adds_partitions(self) -> bool:
+        """Whether the operator adds partitions to the topic for a rescale to more tasks, and its rows have the keys of
+        the changes, which may belong to another task then."""
+        return self.scheduler.decide("adds partitions", 2) == 0
+
+    @property
     def _has_owners_of_all(self) -> bool:
         """Whether an owner of a task works on all of them, which share blobs."""
         return self.tasks > 1 and self.scheduler.decide("owner of all", 3) == 0
@@ -536,8 +542,9 @@ class History:
     def feed(self, end: int, source: str = SOURCE) -> None:
         """Let a partition of the input have records up to this offset."""
         topic, _, number = source.rpartition("-")
-        for _ in range(self.end(source), end):
-            self.broker.append(topic, int(number), _ROWS[int(number)], b"")
+        for offset in range(self.end(source), end):
+            key = self.model.row(source, offset, self.broker.partitions(topic)) if self.adds_partitions else None
+            self.broker.append(topic, int(number), key or _ROWS[int(number)], b"")
 
     def end(self, source: str) -> int:
         """Where a partition of the input ends."""

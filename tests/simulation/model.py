@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import count
+from zlib import crc32
 
 from statemgr.blobs import BlobExists
 from statemgr.engine.attempts import Attempt
@@ -46,6 +47,16 @@ _EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "Unavailabl
 def input_topic(tasks: int) -> str:
     """The input of the layout that a rescale has made, with a partition for each task."""
     return f"{TOPIC}-of-{tasks}"
+
+
+def is_in(key: bytes, number: int, partitions: int) -> bool:
+    """Whether a key belongs to a partition, or to the task of its number."""
+    return murmur2([key])[0] % partitions == number
+
+
+def _first_change(source: str) -> int:
+    """The number of the first change of a partition of the input. No two of them have the same changes."""
+    return 0 if source == SOURCE else _CHANGES * (1 + crc32(source.encode()) % 1000)
 
 
 class Wrong(AssertionError):
@@ -88,8 +99,6 @@ class Model:
         self._went_back_at = 0
         self.was_rescaled = False
         self.source, self.ticks = SOURCE, _TIMER
-        #: the number of the input's first change, so that no two partitions have the same changes
-        self._first_change = 0
         #: the highest position that timers of the tasks before a rescale may have written
         self._ticked = 0
         self.was_damaged: Callable[[], bool] = lambda: False
@@ -101,20 +110,22 @@ class Model:
         self._first = self.state_at(position) if first is None else first
         self._begins, self._acked, self.acks, self.tried = position, [position], 1, Counter({position: 1})
 
-    def part(self, number: int, tasks: int, before: Sequence[Model], offsets: Mapping[str, int]) -> Model:
+    def part(
+        self, number: int, tasks: int, before: Sequence[Model], offsets: Mapping[str, int], topic: str = TOPIC
+    ) -> Model:
         """The model of one of the tasks that a rescale has made of those ``before``, at their offsets of the input. It
-        has a part of the keys of each, and reads a partition of another topic from its beginning."""
+        has a part of the keys of each, and reads a partition of a topic: where a task before has read it until then, or
+        from its beginning."""
         made = copy(self)
-        made.source = f"{input_topic(tasks)}-{number}"
-        made.owns = lambda key: murmur2([key])[0] % tasks == number
+        made.source = f"{topic}-{number}"
+        made.owns = lambda key: is_in(key, number, tasks)
         made.ticks = next(key for key in map(b"timer-%d".__mod__, count()) if made.owns(key))
-        made._first_change = _CHANGES * (tasks + number)
         made._ticked = max(max(part.at(offsets), part._ticked) for part in before)
         first: State = {store: {} for store in STORES}
         for part in before:
             for store, entries in part.state_at(part.at(offsets)).items():
                 first[store] |= {key: value for key, value in entries.items() if made.owns(key)}
-        made.begin_at(0, first)
+        made.begin_at(offsets.get(made.source, 0), first)
         made.going_back, made.kept, made._went_back_at = [], set(), 0
         return made
 
@@ -137,11 +148,17 @@ class Model:
 
     def change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
-        number += self._first_change
+        number += _first_change(self.source)
         drawn = self._scheduler.decide(f"change {number}", 1000)
         key = b"key-%d" % (drawn % 7)
         value = None if drawn % 5 == 0 else self.padded(number, drawn % 40)
         return STORES[drawn % 2], key, value
+
+    def row(self, source: str, offset: int, partitions: int) -> bytes | None:
+        """The key of the row at an offset of a partition of the input, if its change has a key of the partition."""
+        drawn = self._scheduler.decide(f"change {_first_change(source) + offset}", 1000)
+        key = b"key-%d" % (drawn % 7)
+        return key if is_in(key, int(source.rpartition("-")[2]), partitions) else None
 
     def padded(self, number: int, width: int = 0) -> bytes:
         """A value with a number, as wide as all values of the history, or ``width`` bytes where they differ."""
@@ -150,7 +167,7 @@ class Model:
     @contextmanager
     def making(self, number: int) -> Iterator[None]:
         """A block that makes the change of an offset."""
-        number += self._first_change
+        number += _first_change(self.source)
         first = self._made.get(number, (self._scheduler.now, 0.0))[0]
         yield
         self._made[number] = first, self._scheduler.now

@@ -51,7 +51,7 @@ from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
 from statemgr.testing.memory_kafka import Group
-from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong, input_topic
+from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong, input_topic, is_in
 from tests.simulation.owners import Levelling
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
@@ -526,14 +526,15 @@ class Operators:
         with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
             if len(log.read()) == tasks:
                 return
-            for named in history.parts[tasks:]:  # their partitions go away, and nothing may be left there
-                with StateManager(config, services=history.services) as manager:
-                    Levelling(history, manager, moment, [named]).run()
+            self._read_what_is_left(moment, config, tasks)
             before = [part for _, part in history.parts]
             acked, records = [part.acked for part in before], log.read()
             plan = plan_rescale(config, records, tasks, None)
             self._is_next, model.was_rescaled = len(records) == len(before), True
             self._may_undo = False  # what this leaves of the next changelogs stops an undo
+            if history.adds_partitions and tasks > history.broker.partitions(TOPIC):
+                history.broker.add_partitions(TOPIC, tasks)
+            ends = self._ends_of(config.inputs)
             done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         found: State = {store: {} for store in STORES}
@@ -553,6 +554,11 @@ class Operators:
                 if foreign := [source for source in mine_offsets if int(source.rpartition("-")[2]) % tasks != number]:
                     raise Wrong(f"{task.name} has the offsets of {foreign}")
                 offsets |= mine_offsets
+        for source, end in ends.items():
+            number, topic = int(source.rpartition("-")[2]), source.rpartition("-")[0]
+            for offset, row in history.broker.log(topic, number).records(end):
+                if offset >= offsets.get(source, 0) and not is_in(row.key or b"", number, tasks):
+                    raise Wrong(f"rescaled, and {source} has a row at {offset} with a key of another task")
         for part, at_least in zip(before, acked, strict=True):
             if part.at(offsets) < min(at_least, part.acked, *part.going_back):
                 raise Wrong(f"rescaled at {offsets}, but {at_least} of {part.source} was acknowledged before")
@@ -560,6 +566,22 @@ class Operators:
                 raise Wrong(f"rescaled at {offsets}, and nobody has committed this of {part.source}")
         whole = model.part(0, 1, before, offsets)
         whole.compare_state(whole.acked, found, as_of_now=False)
+
+    def _read_what_is_left(self, moment: str, config: JobConfig, tasks: int) -> None:
+        """Before a rescale, read the partitions that go away to their ends, and all that get others beside them."""
+        history = self._history
+        is_careful = history.adds_partitions and self._scheduler.decide(f"reads what is left before {moment}", 4)
+        for number, named in enumerate(history.parts):
+            _, part = named
+            if number >= tasks or (is_careful and history.end(part.source) > part.acked):
+                with StateManager(config, services=history.services) as manager:
+                    Levelling(history, manager, moment, [named]).run()
+
+    def _ends_of(self, topics: Sequence[str]) -> Mapping[str, int]:
+        """Where the partitions of topics end."""
+        broker, end = self._history.broker, self._history.end
+        sources = [f"{topic}-{number}" for topic in topics for number in range(broker.partitions(topic))]
+        return {source: end(source) for source in sources}
 
     def settle(self, moment: str, config: JobConfig) -> None:
         """Fence everybody, and see which layout the job is in."""
@@ -583,9 +605,10 @@ class Operators:
         offsets = dict(chain.from_iterable(record.current.input_offsets.items() for record in records.values()))
         is_known = self._is_next and bool(retired) and retired[-1].layout.tasks == len(before)
         self._used.add(tasks)
+        topic = TOPIC if self._history.broker.partitions(TOPIC) == tasks else input_topic(tasks)
         with suppress(KafkaException):  # it is there
-            self._history.broker.create(input_topic(tasks), tasks)
-        made = [self._model.part(number, tasks, before, offsets) for number in range(tasks)]
+            self._history.broker.create(topic, tasks)
+        made = [self._model.part(number, tasks, before, offsets, topic) for number in range(tasks)]
         if len(self.parts) != tasks:  # nobody else has seen it meanwhile
             self._replaced = {**self._replaced, len(before): self._scheduler.now} if is_known else {}
             self._may_undo, self._layouts[tasks] = True, made
@@ -593,7 +616,7 @@ class Operators:
 
     def _work_in(self, parts: list[Model], config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
         """Let owners work in this layout, with the configuration that belongs to it."""
-        inputs = {"task.inputs": [input_topic(len(parts))]}
+        inputs = {"task.inputs": [part.source.rpartition("-")[0] for part in parts[:1]]}
         self.parts, self.layout = parts, {**changes_in_force(config, records), **inputs} if parts else {}
 
     def go_back(self, moment: str, config: JobConfig) -> None:

@@ -212,7 +212,9 @@ class LoopMember(Owner):
         self._expected, self._ticked = dict.fromkeys(self._parts, 0), dict.fromkeys(self._parts, 0)
         #: losses before its first opening, which may have read what is lost later
         self._losses = self._model.losses
-        consumer = self._manager.config.consumer("simulated")
+        config, broker = self._manager.config, self._history.broker
+        self._fits = all(broker.partitions(topic) == config.tasks for topic in config.inputs)
+        consumer = config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
         try:
@@ -222,6 +224,8 @@ class LoopMember(Owner):
             del self._history.loops[process]
 
     def _opened(self, task: Task) -> None:
+        if not self._fits:
+            raise Wrong("a member runs, although its topic had another number of partitions than the job has tasks")
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
         self._expected[task.name] = at = self._parts[task.name].compare(task.last_checkpoint, task, 0)
         self._scheduler.note(f"loop opened {task.name} at {at}")
