@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -84,6 +84,8 @@ _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost ta
 _LOSSES = ("nothing", "blob", "bit", "records", "tail", "topic")
 #: A key of rows of each partition of the input. It belongs to the task of this number, whatever their number is.
 _ROWS = (b"b", b"d", b"c", b"f")
+#: The ends of keys of stores that a copy has of its own.
+_OF_COPY = (".backup.factories", ".restore.factories", ".changelog.topic")
 #: The key of another job's records on the checkpoint topic.
 _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 
@@ -591,21 +593,21 @@ class History:
         if not at_once:
             self._in_process("older checkpoints", "new", self._restore_retained, both)
         self._in_each_copy(self.operators.compare_copy)
-        self._in_each_copy(lambda config, position: self._collect(config, at_peace=True))
+        self._in_each_copy(lambda config, copied: self._collect(config, at_peace=True))
 
-    def _in_each_copy(self, work: Callable[[JobConfig, int], None]) -> None:
-        """Do something with each copy of the job, which is given with its position."""
-        for copied, position in self.operators.copies:
+    def _in_each_copy(self, work: Callable[[JobConfig, Mapping[str, tuple[Model, int]]], None]) -> None:
+        """Do something with each copy of the job, which is given with what it has."""
+        for made in self.operators.copies:
             of_copy = {
                 key: value
-                for key, value in copied.to_mapping().items()
-                if key == "job.name" or key.endswith((".backup.factories", ".restore.factories"))
+                for key, value in made.config.to_mapping().items()
+                if key in ("job.name", "job.tasks", "task.inputs") or key.endswith(_OF_COPY)
             }
 
-            def look(config: JobConfig, position: int = position) -> None:
-                work(config, position)
+            def look(config: JobConfig, copied: Mapping[str, tuple[Model, int]] = made.copied) -> None:
+                work(config, copied)
 
-            self._in_process(copied.job_name, "new", look, of_copy)
+            self._in_process(made.config.job_name, "new", look, of_copy)
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -105,14 +106,21 @@ def _changelogs(config: JobConfig) -> set[str]:
     }
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy that was made of the job: its configuration, and task → the model and the position of the copied state."""
+
+    config: JobConfig
+    copied: Mapping[str, tuple[Model, int]]
+
+
 class Operators:
     """Gives commands."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._scheduler, self._model = history.scheduler, history.model
-        #: the configurations of copies that were made of the job, and the position of each
-        self.copies: list[tuple[JobConfig, int]] = []
+        self.copies: list[Copy] = []
         #: whether the job of other software is adopted; None if there is none
         self.adopted: bool | None = None
         #: whether a command has reported that it did this itself
@@ -160,7 +168,7 @@ class Operators:
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
-        if history.stages and not self.parts and scheduler.chance(f"step after {number}", 0.6):
+        if history.stages and scheduler.chance(f"step after {number}", 0.6):
             self._give(f"migrate-{number}", "operator", number, self._migrate)
         if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
             self._give(f"adopt again-{number}", "operator", number, self._adopt)
@@ -173,7 +181,7 @@ class Operators:
         may_rescale = self._begun_changelogs <= _changelogs(history.config("", number))
         may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
         if self.parts:  # owners work in the new layout
-            commands |= {"rollback": self._go_back, "keep": self._keep}
+            commands |= {"rollback": self._go_back, "keep": self._keep, "copy": self._copy}
             if self._scheduler.chance(f"old file after {number}", 0.25):
                 self._give(f"old rollback-{number}", "operator", number, self._go_back_with_an_old_file)
             if may_rescale and scheduler.chance(f"rescale again after {number}", 0.5):
@@ -400,7 +408,11 @@ class Operators:
 
     def _copy(self, moment: str, config: JobConfig) -> None:
         """Clone the job into a new one."""
-        target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": f"{config.job_name}-{moment}"})
+        name = f"{config.job_name}-{moment}"
+        # those of a layout that a rescale has made are in the file
+        topics = {f"stores.{store}.changelog.topic": f"{name}-{store}" for store in STORES} if self.parts else {}
+        target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": name, **topics})
+        parts = dict(self._history.parts)
         with (
             closing(self._history.services(config)) as source,
             self._opened(target_config, owned=True) as (target, log),
@@ -411,24 +423,27 @@ class Operators:
                 tasks = look(source, target, records, log, ())
                 if TASK not in records:
                     return  # only another task has committed so far
-                position = next(one.checkpoint.input_offsets[SOURCE] for one in tasks if one.record.task == TASK)
+                of_task = {one.record.task: one.checkpoint for one in tasks}
+                positions = {task: (model, model.position(of_task[task])) for task, model in parts.items()}
                 copied = copy(source, target, log, tasks, no_progress)
             except (MissingError, CorruptError) as error:
                 self._scheduler.note(f"{type(error).__name__}: {error.message}")
                 return  # the job may have dropped the checkpoint meanwhile
-        self._scheduler.note(f"copied {position} to {target_config.job_name}")
+        self._scheduler.note(f"copied {[at for _, at in positions.values()]} to {name}")
         if len(copied.checkpoints) != len(tasks):
             raise Wrong(f"a copy of {len(tasks)} tasks has published {len(copied.checkpoints)}")
-        self.copies.append((target_config, position))
+        self.copies.append(Copy(target_config, positions))
 
-    def compare_copy(self, config: JobConfig, position: int) -> None:
+    def compare_copy(self, config: JobConfig, copied: Mapping[str, tuple[Model, int]]) -> None:
         """A copy has what it had at first. The first opening of each task ends the copy's clean-up."""
-        with StateManager(config, services=self._history.services) as manager, manager.open_task(TASK) as task:
-            checkpoint = task.last_checkpoint
-            if checkpoint is None or checkpoint.input_offsets[SOURCE] != position:
-                raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
-            self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
-        self.compare_others(config)
+        for name, (model, position) in copied.items():
+            with StateManager(config, services=self._history.services) as manager, manager.open_task(name) as task:
+                checkpoint = task.last_checkpoint
+                if checkpoint is None or model.position(checkpoint) != position:
+                    raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
+                model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
+        if len(copied) < config.tasks:
+            self.compare_others(config)
 
     def compare_others(self, config: JobConfig, *, commit_at: int | None = None) -> None:
         """The tasks after the first one have what they had. ``commit_at``: a position at which they commit then."""
