@@ -544,13 +544,16 @@ class Operators:
             self._read_what_is_left(moment, config, tasks)
             before = [part for _, part in history.parts]
             acked, records = [part.acked for part in before], log.read()
-            plan = plan_rescale(config, records, tasks, None)
+            wanted = self._older(moment, records)
+            plan = plan_rescale(config, records, tasks, wanted)
+            if wanted is not None:
+                acked = [part.position(plan.targets[task]) for task, part in history.parts]
             self._is_next, model.was_rescaled = len(records) == len(before), True
             self._may_undo = False  # what this leaves of the next changelogs stops an undo
             if history.adds_partitions and tasks > history.broker.partitions(TOPIC):
                 history.broker.add_partitions(TOPIC, tasks)
             ends = self._ends_of(config.inputs)
-            done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
+            done = rescale(services, log, tasks, workers, no_progress, checkpoint_id=wanted, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         found: State = {store: {} for store in STORES}
         offsets: dict[str, int] = {}
@@ -575,12 +578,20 @@ class Operators:
                 if offset >= offsets.get(source, 0) and not is_in(row.key or b"", number, tasks):
                     raise Wrong(f"rescaled, and {source} has a row at {offset} with a key of another task")
         for part, at_least in zip(before, acked, strict=True):
-            if part.at(offsets) < min(at_least, part.acked, *part.going_back):
+            is_older = part.at(offsets) < min(at_least, part.acked, *part.going_back)
+            if is_older or (wanted is not None and part.at(offsets) != at_least):
                 raise Wrong(f"rescaled at {offsets}, but {at_least} of {part.source} was acknowledged before")
             if part.tried[part.at(offsets)] < 1:
                 raise Wrong(f"rescaled at {offsets}, and nobody has committed this of {part.source}")
         whole = model.part(0, 1, before, offsets)
         whole.compare_state(whole.acked, found, as_of_now=False)
+
+    def _older(self, moment: str, records: Mapping[str, CheckpointRecord]) -> str | None:
+        """The checkpoint that a rescale begins with; None for the current ones."""
+        if len(records) != len(self._history.parts) or self._scheduler.decide(f"goes back first {moment}", 5):
+            return None
+        ids = [str(one.checkpoint_id) for one in next(iter(records.values())).checkpoints]
+        return ids[self._scheduler.decide(f"checkpoint of {moment}", len(ids))]
 
     def _read_what_is_left(self, moment: str, config: JobConfig, tasks: int) -> None:
         """Before a rescale, read the partitions that go away to their ends, and all that get others beside them."""
