@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException
 
 from statemgr import JobConfig, StateManager
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.engine.coordinator import LOOK_S
 from statemgr.errors import (
     CorruptError,
     InvalidError,
@@ -454,6 +455,8 @@ class Operators:
             ):
                 self._model.compare_other(task.last_checkpoint, task)
                 if commit_at is not None:
+                    if self._model.was_damaged():
+                        self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
                     task.store(STORES[0]).put(b"at", self._model.padded(commit_at))
                     task.commit({SOURCE: commit_at})
 
