@@ -269,6 +269,10 @@ class MemoryGroupConsumer(MemoryConsumer, GroupConsumer):
         with self._broker.changed:
             return {f"{topic}-{partition}": position for (topic, partition), position in self._positions.items()}
 
+    def reads(self, topic: str) -> bool:
+        """Whether it has subscribed to the topic."""
+        return topic in self._topics
+
     # --- for the loop --------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:

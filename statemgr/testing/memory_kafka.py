@@ -338,10 +338,10 @@ class MemoryBroker:
     def share(self, group: str, member: MemoryGroupConsumer, topics: Sequence[str]) -> list[TopicPartition]:
         """The partitions of a member by the strategy ``range``."""
         with self.changed:
-            members = self.groups[group].members
-            index, shared = members.index(member), []
+            shared = []
             for topic in topics:
-                partitions = len(self.topic(topic).logs)
+                members = [other for other in self.groups[group].members if other is member or other.reads(topic)]
+                index, partitions = members.index(member), len(self.topic(topic).logs)
                 each, more = divmod(partitions, len(members))
                 first = index * each + min(index, more)
                 shared += [TopicPartition(topic, first + i) for i in range(each + (index < more))]

@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -82,8 +82,10 @@ PATIENCE_S = 3600.0
 _DAMAGE = {"flipped bit", "lost blob", "damaged blob", "cut changelog", "lost tail", "deleted changelog"}
 #: What one of two backends may lose.
 _LOSSES = ("nothing", "blob", "bit", "records", "tail", "topic")
-#: The key of each row of a partition of the input. It belongs to the task of this number, whatever their number is.
+#: A key of rows of each partition of the input. It belongs to the task of this number, whatever their number is.
 _ROWS = (b"b", b"d", b"c", b"f")
+#: The ends of keys of stores that a copy has of its own.
+_OF_COPY = (".backup.factories", ".restore.factories", ".changelog.topic")
 #: The key of another job's records on the checkpoint topic.
 _NEIGHBOUR = codecs.encode_key(CheckpointKey("neighbour", "0", 0, TASK, 2, 1))
 
@@ -272,8 +274,6 @@ class History:
                 kind = LoopMember
             if kind is TaskOwner and self._has_owners_of_all:
                 kind = OwnerOfAll
-            if self.operators.parts:  # others work on all tasks
-                kind = TaskOwner
             thread = scheduler.start(process.name, process, partial(live, self, config, process, kind, self.parts))
             self._owners.append(_Started(process, thread, config, kind))
             self._wait(thread, (1.0, 3.0, 8.0, 40.0)[scheduler.decide(f"life of {number}", 4)])
@@ -427,6 +427,12 @@ class History:
         return may_lose and decide("backends", 3) > 0 and decide("loses checkpoints", 4) == 0
 
     @property
+    def adds_partitions(self) -> bool:
+        """Whether the operator adds partitions to the topic for a rescale to more tasks, and its rows have the keys of
+        the changes, which may belong to another task then."""
+        return self.scheduler.decide("adds partitions", 2) == 0
+
+    @property
     def _has_owners_of_all(self) -> bool:
         """Whether an owner of a task works on all of them, which share blobs."""
         return self.tasks > 1 and self.scheduler.decide("owner of all", 3) == 0
@@ -461,8 +467,10 @@ class History:
         while thread.is_alive() and self.scheduler.now < until:
             thread.join(min(2.0, until - self.scheduler.now))
             if not self.over and self.has_member:
-                end = self.end(SOURCE)
-                self.feed(end + self.scheduler.decide(f"input after {end}", 6))
+                for _, model in self.parts:
+                    end = self.end(model.source)
+                    named = f"input after {end}" if model.source == SOURCE else f"input of {model.source} after {end}"
+                    self.feed(end + self.scheduler.decide(named, 6), model.source)
             self._look_after_servers()
 
     def _look_after_servers(self) -> None:
@@ -536,8 +544,9 @@ class History:
     def feed(self, end: int, source: str = SOURCE) -> None:
         """Let a partition of the input have records up to this offset."""
         topic, _, number = source.rpartition("-")
-        for _ in range(self.end(source), end):
-            self.broker.append(topic, int(number), _ROWS[int(number)], b"")
+        for offset in range(self.end(source), end):
+            key = self.model.row(source, offset, self.broker.partitions(topic)) if self.adds_partitions else None
+            self.broker.append(topic, int(number), key or _ROWS[int(number)], b"")
 
     def end(self, source: str) -> int:
         """Where a partition of the input ends."""
@@ -560,8 +569,8 @@ class History:
                 self._lose_tail(topic, "at peace")
         if self.loses_checkpoints and scheduler.decide("checkpoints are lost at peace", 2):
             self._lose_checkpoints("at peace")
-        if self.operators.goes_back_at_peace:
-            self._in_process("undo", "machine-0", partial(self.operators.go_back_to_the_old_layout, "undo"))
+        if self.operators.goes_back_at_peace():
+            self._in_process("undo", "machine-0", partial(self.operators.go_back, "undo"))
             self._in_process("settle", "machine-0", partial(self.operators.settle, "settle"))
         self._in_process("last owner", "machine-0", self._end_well, both)
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
@@ -584,21 +593,21 @@ class History:
         if not at_once:
             self._in_process("older checkpoints", "new", self._restore_retained, both)
         self._in_each_copy(self.operators.compare_copy)
-        self._in_each_copy(lambda config, position: self._collect(config, at_peace=True))
+        self._in_each_copy(lambda config, copied: self._collect(config, at_peace=True))
 
-    def _in_each_copy(self, work: Callable[[JobConfig, int], None]) -> None:
-        """Do something with each copy of the job, which is given with its position."""
-        for copied, position in self.operators.copies:
+    def _in_each_copy(self, work: Callable[[JobConfig, Mapping[str, tuple[Model, int]]], None]) -> None:
+        """Do something with each copy of the job, which is given with what it has."""
+        for made in self.operators.copies:
             of_copy = {
                 key: value
-                for key, value in copied.to_mapping().items()
-                if key == "job.name" or key.endswith((".backup.factories", ".restore.factories"))
+                for key, value in made.config.to_mapping().items()
+                if key in ("job.name", "job.tasks", "task.inputs") or key.endswith(_OF_COPY)
             }
 
-            def look(config: JobConfig, position: int = position) -> None:
-                work(config, position)
+            def look(config: JobConfig, copied: Mapping[str, tuple[Model, int]] = made.copied) -> None:
+                work(config, copied)
 
-            self._in_process(copied.job_name, "new", look, of_copy)
+            self._in_process(made.config.job_name, "new", look, of_copy)
 
     def _in_process(
         self, name: str, machine: str, work: Callable[[JobConfig], None], more: dict[str, Any] | None = None

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import count
+from zlib import crc32
 
 from statemgr.blobs import BlobExists
 from statemgr.engine.attempts import Attempt
@@ -28,10 +30,12 @@ from tests.simulation.scheduler import Scheduler
 
 TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
 STORES = ("totals", "latest")
-#: A key of the first store that timers write, with the position in the input at that moment.
-TIMER = b"timer"
+#: Keys of the first store begin with it that timers write, with the position in the input at that moment.
+_TIMER = b"timer"
 Entries = dict[bytes, bytes]
 State = dict[str, Entries]
+#: More changes than a partition of the input has.
+_CHANGES = 10_000
 #: The most seconds by which the clocks of two machines differ.
 _CLOCKS_S = 81.0
 #: What errors say about records of somebody else in a changelog.
@@ -43,6 +47,16 @@ _EXPECTED = {"FencedError", "OutcomeUnknownError", "RetryableError", "Unavailabl
 def input_topic(tasks: int) -> str:
     """The input of the layout that a rescale has made, with a partition for each task."""
     return f"{TOPIC}-of-{tasks}"
+
+
+def is_in(key: bytes, number: int, partitions: int) -> bool:
+    """Whether a key belongs to a partition, or to the task of its number."""
+    return murmur2([key])[0] % partitions == number
+
+
+def _first_change(source: str) -> int:
+    """The number of the first change of a partition of the input. No two of them have the same changes."""
+    return 0 if source == SOURCE else _CHANGES * (1 + crc32(source.encode()) % 1000)
 
 
 class Wrong(AssertionError):
@@ -61,6 +75,7 @@ class Model:
         was_rescaled: whether the job may have had another number of tasks.
         source: the partition of the input that the task reads.
         owns: says whether a key belongs to the task.
+        ticks: the key that timers of the task write.
         is_there: says whether the checkpoint topic has a record of a checkpoint.
         was_damaged: says whether somebody has read wrong bytes, or blobs were lost.
     """
@@ -83,7 +98,9 @@ class Model:
         #: the sequence number of the last rollback
         self._went_back_at = 0
         self.was_rescaled = False
-        self.source = SOURCE
+        self.source, self.ticks = SOURCE, _TIMER
+        #: the highest position that timers of the tasks before a rescale may have written
+        self._ticked = 0
         self.was_damaged: Callable[[], bool] = lambda: False
         self.owns: Callable[[bytes], bool] = lambda key: True
         self.is_there: Callable[[str], bool] = lambda checkpoint_id: True
@@ -93,17 +110,22 @@ class Model:
         self._first = self.state_at(position) if first is None else first
         self._begins, self._acked, self.acks, self.tried = position, [position], 1, Counter({position: 1})
 
-    def part(self, number: int, tasks: int, before: Sequence[Model], offsets: Mapping[str, int]) -> Model:
+    def part(
+        self, number: int, tasks: int, before: Sequence[Model], offsets: Mapping[str, int], topic: str = TOPIC
+    ) -> Model:
         """The model of one of the tasks that a rescale has made of those ``before``, at their offsets of the input. It
-        has a part of the keys of each, and reads a partition of another topic, from the position of one of them."""
+        has a part of the keys of each, and reads a partition of a topic: where a task before has read it until then, or
+        from its beginning."""
         made = copy(self)
-        made.source = f"{input_topic(tasks)}-{number}"
-        made.owns = lambda key: murmur2([key])[0] % tasks == number
+        made.source = f"{topic}-{number}"
+        made.owns = lambda key: is_in(key, number, tasks)
+        made.ticks = next(key for key in map(b"timer-%d".__mod__, count()) if made.owns(key))
+        made._ticked = max(max(part.at(offsets), part._ticked) for part in before)
         first: State = {store: {} for store in STORES}
         for part in before:
             for store, entries in part.state_at(part.at(offsets)).items():
                 first[store] |= {key: value for key, value in entries.items() if made.owns(key)}
-        made.begin_at(before[number % len(before)].at(offsets), first)
+        made.begin_at(offsets.get(made.source, 0), first)
         made.going_back, made.kept, made._went_back_at = [], set(), 0
         return made
 
@@ -126,10 +148,17 @@ class Model:
 
     def change(self, number: int) -> tuple[str, bytes, bytes | None]:
         """The change at an offset of the input."""
+        number += _first_change(self.source)
         drawn = self._scheduler.decide(f"change {number}", 1000)
         key = b"key-%d" % (drawn % 7)
         value = None if drawn % 5 == 0 else self.padded(number, drawn % 40)
         return STORES[drawn % 2], key, value
+
+    def row(self, source: str, offset: int, partitions: int) -> bytes | None:
+        """The key of the row at an offset of a partition of the input, if its change has a key of the partition."""
+        drawn = self._scheduler.decide(f"change {_first_change(source) + offset}", 1000)
+        key = b"key-%d" % (drawn % 7)
+        return key if is_in(key, int(source.rpartition("-")[2]), partitions) else None
 
     def padded(self, number: int, width: int = 0) -> bytes:
         """A value with a number, as wide as all values of the history, or ``width`` bytes where they differ."""
@@ -138,6 +167,7 @@ class Model:
     @contextmanager
     def making(self, number: int) -> Iterator[None]:
         """A block that makes the change of an offset."""
+        number += _first_change(self.source)
         first = self._made.get(number, (self._scheduler.now, 0.0))[0]
         yield
         self._made[number] = first, self._scheduler.now
@@ -169,8 +199,9 @@ class Model:
     def compare_state(self, position: int, found: State, *, as_of_now: bool = True) -> None:
         """Compare the state at a position. ``as_of_now``: without what has expired by now, not by the commit."""
         expected = self.state_at(position)
-        if (ticked := int(found[STORES[0]].pop(TIMER, b"0"))) > position:
-            raise Wrong(f"the state at {position} has what a timer has changed at {ticked}")
+        for key in [key for key in found[STORES[0]] if key.startswith(_TIMER)]:
+            if (ticked := int(found[STORES[0]].pop(key))) > max(position, self._ticked):
+                raise Wrong(f"the state at {position} has what a timer has changed at {ticked}")
         if self.ttl_s is not None:
             self._leave_out_expired(found[STORES[1]], expected[STORES[1]], as_of_now=as_of_now)
         if found != expected:

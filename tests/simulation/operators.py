@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from confluent_kafka import KafkaException
 
 from statemgr import JobConfig, StateManager
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.engine.coordinator import LOOK_S
 from statemgr.errors import (
     CorruptError,
     InvalidError,
@@ -51,7 +53,7 @@ from statemgr.ports import no_progress
 from statemgr.reader import JobReader
 from statemgr.services import Services
 from statemgr.testing.memory_kafka import Group
-from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong, input_topic
+from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong, input_topic, is_in
 from tests.simulation.owners import Levelling
 from tests.simulation.threads import Thread
 from tests.simulation.turns import Process
@@ -105,23 +107,33 @@ def _changelogs(config: JobConfig) -> set[str]:
     }
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy that was made of the job: its configuration, and task → the model and the position of the copied state."""
+
+    config: JobConfig
+    copied: Mapping[str, tuple[Model, int]]
+
+
 class Operators:
     """Gives commands."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._scheduler, self._model = history.scheduler, history.model
-        #: the configurations of copies that were made of the job, and the position of each
-        self.copies: list[tuple[JobConfig, int]] = []
+        self.copies: list[Copy] = []
         #: whether the job of other software is adopted; None if there is none
         self.adopted: bool | None = None
         #: whether a command has reported that it did this itself
         self._was_adopted_by_one = False
-        #: the parts of the layout that can be brought back for sure; None if there is none
-        self._before: list[Model] | None = None
+        #: number of tasks → the models of each layout that the job has had; none of the first one
+        self._layouts: dict[int, list[Model]] = {1: []}
+        #: the layouts that can be brought back for sure → when they were replaced, the newest one last
+        self._replaced: dict[int, float] = {}
+        #: whether nothing stops an undo, and the layout to which somebody goes back
+        self._may_undo, self._target = False, 0
         #: whether the last rescale has begun with the layout in which owners work
         self._is_next = False
-        self._rescaled_s = 0.0
         #: the stores whose changelogs a rescale may have begun to write, and died
         self._begun_changelogs = set[str]()
         #: the rescale commands that were given: their numbers and machines
@@ -157,7 +169,7 @@ class Operators:
     def act(self, number: int) -> None:
         """Give one command, or none."""
         scheduler, history = self._scheduler, self._history
-        if history.stages and not self.parts and scheduler.chance(f"step after {number}", 0.6):
+        if history.stages and scheduler.chance(f"step after {number}", 0.6):
             self._give(f"migrate-{number}", "operator", number, self._migrate)
         if self.adopted and scheduler.chance(f"adopts again after {number}", 0.1):
             self._give(f"adopt again-{number}", "operator", number, self._adopt)
@@ -170,7 +182,7 @@ class Operators:
         may_rescale = self._begun_changelogs <= _changelogs(history.config("", number))
         may_rescale = may_rescale and len(self._used) < len(_LAYOUTS)
         if self.parts:  # owners work in the new layout
-            commands |= {"rollback": self._go_back, "keep": self._keep}
+            commands |= {"rollback": self._go_back, "keep": self._keep, "copy": self._copy}
             if self._scheduler.chance(f"old file after {number}", 0.25):
                 self._give(f"old rollback-{number}", "operator", number, self._go_back_with_an_old_file)
             if may_rescale and scheduler.chance(f"rescale again after {number}", 0.5):
@@ -180,7 +192,7 @@ class Operators:
             self._undo(number, f"machine-{number % 2}")
             return
         may_rescale = may_rescale and history.tasks == 1
-        may_rescale = may_rescale and not history.loses_checkpoints and not history.has_member
+        may_rescale = may_rescale and not history.loses_checkpoints
         if not history.loses_checkpoints:  # what these leave on the topic must stay
             commands["copy"] = self._copy
         if history.tasks == 1:
@@ -214,20 +226,35 @@ class Operators:
 
     def let_collect(self) -> None:
         """Garbage is about to be collected. After a day, this ends the way back."""
-        if self._scheduler.now - self._rescaled_s > _COLLECTED_S:
-            self._before = None
+        now = self._scheduler.now
+        self._replaced = {tasks: at for tasks, at in self._replaced.items() if now - at < _COLLECTED_S}
 
-    @property
     def goes_back_at_peace(self) -> bool:
         """Whether somebody takes the last rescale back in the end."""
-        return self._before is not None and self._scheduler.decide("stays rescaled", 2) == 0
+        return self._scheduler.decide("stays rescaled", 2) == 0 and self._goes_back("at peace")
+
+    def _goes_back(self, moment: str) -> bool:
+        """Whether somebody may go back now, to the layout before, or further."""
+        if not self._may_undo or not self._replaced:
+            return False
+        layouts = [*self._replaced]
+        is_further = self._scheduler.decide(f"further back {moment}", 3) == 0
+        self._target = layouts[0 if is_further else -1]
+        return True
 
     def _undo(self, number: int, machine: str) -> None:
-        if self._scheduler.chance(f"undo after {number}", 0.3):
-            for life in range(3):
-                if self._before is not None:
-                    self._give(f"undo-{number}-{life}", machine, number, self.go_back_to_the_old_layout)
-                    self._know_the_layout(f"settle undo-{number}-{life}", machine, number)
+        """Go back from a rescale, and perhaps once more: to the layout before that, or to the one that was left."""
+        scheduler = self._scheduler
+        if not scheduler.chance(f"undo after {number}", 0.3):
+            return
+        tries = 3
+        while tries and self._goes_back(f"{number}-{tries}"):
+            before = self.parts
+            self._give(f"undo-{number}-{tries}", machine, number, self.go_back)
+            self._know_the_layout(f"settle undo-{number}-{tries}", machine, number)
+            tries -= 1
+            if self.parts is not before and not scheduler.chance(f"undo again after {number}-{tries}", 0.4):
+                return
 
     def _give(self, name: str, machine: str, number: int, work: Command, *, on_two_machines: bool = False) -> bool:
         """Give a command until it ends well, up to three times, and sometimes twice at once. Returns: whether it
@@ -377,11 +404,16 @@ class Operators:
             check_again(config, step, stores, history.services)
         if history.stages == before:  # the file has not changed meanwhile
             history.take_step(stores or STORES, step.target)
+            self._replaced = {}  # their checkpoints are of the stage before
             self._scheduler.note(f"{' and '.join(stores or STORES)} from stage {step.stage} to {step.target}")
 
     def _copy(self, moment: str, config: JobConfig) -> None:
         """Clone the job into a new one."""
-        target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": f"{config.job_name}-{moment}"})
+        name = f"{config.job_name}-{moment}"
+        # those of a layout that a rescale has made are in the file
+        topics = {f"stores.{store}.changelog.topic": f"{name}-{store}" for store in STORES} if self.parts else {}
+        target_config = JobConfig.from_mapping(config.to_mapping(), {"job.name": name, **topics})
+        parts = dict(self._history.parts)
         with (
             closing(self._history.services(config)) as source,
             self._opened(target_config, owned=True) as (target, log),
@@ -392,24 +424,27 @@ class Operators:
                 tasks = look(source, target, records, log, ())
                 if TASK not in records:
                     return  # only another task has committed so far
-                position = next(one.checkpoint.input_offsets[SOURCE] for one in tasks if one.record.task == TASK)
+                of_task = {one.record.task: one.checkpoint for one in tasks}
+                positions = {task: (model, model.position(of_task[task])) for task, model in parts.items()}
                 copied = copy(source, target, log, tasks, no_progress)
             except (MissingError, CorruptError) as error:
                 self._scheduler.note(f"{type(error).__name__}: {error.message}")
                 return  # the job may have dropped the checkpoint meanwhile
-        self._scheduler.note(f"copied {position} to {target_config.job_name}")
+        self._scheduler.note(f"copied {[at for _, at in positions.values()]} to {name}")
         if len(copied.checkpoints) != len(tasks):
             raise Wrong(f"a copy of {len(tasks)} tasks has published {len(copied.checkpoints)}")
-        self.copies.append((target_config, position))
+        self.copies.append(Copy(target_config, positions))
 
-    def compare_copy(self, config: JobConfig, position: int) -> None:
+    def compare_copy(self, config: JobConfig, copied: Mapping[str, tuple[Model, int]]) -> None:
         """A copy has what it had at first. The first opening of each task ends the copy's clean-up."""
-        with StateManager(config, services=self._history.services) as manager, manager.open_task(TASK) as task:
-            checkpoint = task.last_checkpoint
-            if checkpoint is None or checkpoint.input_offsets[SOURCE] != position:
-                raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
-            self._model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
-        self.compare_others(config)
+        for name, (model, position) in copied.items():
+            with StateManager(config, services=self._history.services) as manager, manager.open_task(name) as task:
+                checkpoint = task.last_checkpoint
+                if checkpoint is None or model.position(checkpoint) != position:
+                    raise Wrong(f"the copy at {position} opened at {checkpoint and checkpoint.input_offsets}")
+                model.compare_state(position, {store: dict(task.store(store).range()) for store in STORES})
+        if len(copied) < config.tasks:
+            self.compare_others(config)
 
     def compare_others(self, config: JobConfig, *, commit_at: int | None = None) -> None:
         """The tasks after the first one have what they had. ``commit_at``: a position at which they commit then."""
@@ -420,6 +455,8 @@ class Operators:
             ):
                 self._model.compare_other(task.last_checkpoint, task)
                 if commit_at is not None:
+                    if self._model.was_damaged():
+                        self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
                     task.store(STORES[0]).put(b"at", self._model.padded(commit_at))
                     task.commit({SOURCE: commit_at})
 
@@ -507,16 +544,19 @@ class Operators:
         with self._opened(config, owned=True) as (services, log), self._workers(config) as workers:
             if len(log.read()) == tasks:
                 return
-            for named in history.parts[tasks:]:  # their partitions go away, and nothing may be left there
-                with StateManager(config, services=history.services) as manager:
-                    Levelling(history, manager, moment, [named]).run()
+            self._read_what_is_left(moment, config, tasks)
             before = [part for _, part in history.parts]
             acked, records = [part.acked for part in before], log.read()
-            plan = plan_rescale(config, records, tasks, None)
+            wanted = self._older(moment, records)
+            plan = plan_rescale(config, records, tasks, wanted)
+            if wanted is not None:
+                acked = [part.position(plan.targets[task]) for task, part in history.parts]
             self._is_next, model.was_rescaled = len(records) == len(before), True
-            self._before = None  # what this leaves of the next changelogs stops an undo
-            self._rescaled_s = self._scheduler.now
-            done = rescale(services, log, tasks, workers, no_progress, chosen=_PARTITIONER)
+            self._may_undo = False  # what this leaves of the next changelogs stops an undo
+            if history.adds_partitions and tasks > history.broker.partitions(TOPIC):
+                history.broker.add_partitions(TOPIC, tasks)
+            ends = self._ends_of(config.inputs)
+            done = rescale(services, log, tasks, workers, no_progress, checkpoint_id=wanted, chosen=_PARTITIONER)
         self._scheduler.note(f"rescaled to {len(done.checkpoints)} tasks")
         found: State = {store: {} for store in STORES}
         offsets: dict[str, int] = {}
@@ -535,13 +575,42 @@ class Operators:
                 if foreign := [source for source in mine_offsets if int(source.rpartition("-")[2]) % tasks != number]:
                     raise Wrong(f"{task.name} has the offsets of {foreign}")
                 offsets |= mine_offsets
+        for source, end in ends.items():
+            number, topic = int(source.rpartition("-")[2]), source.rpartition("-")[0]
+            for offset, row in history.broker.log(topic, number).records(end):
+                if offset >= offsets.get(source, 0) and not is_in(row.key or b"", number, tasks):
+                    raise Wrong(f"rescaled, and {source} has a row at {offset} with a key of another task")
         for part, at_least in zip(before, acked, strict=True):
-            if part.at(offsets) < min(at_least, part.acked, *part.going_back):
+            is_older = part.at(offsets) < min(at_least, part.acked, *part.going_back)
+            if is_older or (wanted is not None and part.at(offsets) != at_least):
                 raise Wrong(f"rescaled at {offsets}, but {at_least} of {part.source} was acknowledged before")
             if part.tried[part.at(offsets)] < 1:
                 raise Wrong(f"rescaled at {offsets}, and nobody has committed this of {part.source}")
         whole = model.part(0, 1, before, offsets)
         whole.compare_state(whole.acked, found, as_of_now=False)
+
+    def _older(self, moment: str, records: Mapping[str, CheckpointRecord]) -> str | None:
+        """The checkpoint that a rescale begins with; None for the current ones."""
+        if len(records) != len(self._history.parts) or self._scheduler.decide(f"goes back first {moment}", 5):
+            return None
+        ids = [str(one.checkpoint_id) for one in next(iter(records.values())).checkpoints]
+        return ids[self._scheduler.decide(f"checkpoint of {moment}", len(ids))]
+
+    def _read_what_is_left(self, moment: str, config: JobConfig, tasks: int) -> None:
+        """Before a rescale, read the partitions that go away to their ends, and all that get others beside them."""
+        history = self._history
+        is_careful = history.adds_partitions and self._scheduler.decide(f"reads what is left before {moment}", 4)
+        for number, named in enumerate(history.parts):
+            _, part = named
+            if number >= tasks or (is_careful and history.end(part.source) > part.acked):
+                with StateManager(config, services=history.services) as manager:
+                    Levelling(history, manager, moment, [named]).run()
+
+    def _ends_of(self, topics: Sequence[str]) -> Mapping[str, int]:
+        """Where the partitions of topics end."""
+        broker, end = self._history.broker, self._history.end
+        sources = [f"{topic}-{number}" for topic in topics for number in range(broker.partitions(topic))]
+        return {source: end(source) for source in sources}
 
     def settle(self, moment: str, config: JobConfig) -> None:
         """Fence everybody, and see which layout the job is in."""
@@ -551,37 +620,48 @@ class Operators:
         ):
             records, retired = log.read(), log.retired()
         self._scheduler.note(f"in the layout with {len(records)} tasks")
-        before, tasks = self.parts or [self._model], len(records)
+        before, tasks, target = self.parts or [self._model], len(records), self._target
+        self._target = 0
         if tasks == len(before):
             return
-        if self._before is not None:  # only an undo leaves it
-            if tasks != max(len(self._before), 1):
-                raise Wrong(f"back in a layout with {tasks} tasks")
-            self._work_in(self._before, config, records)
-            self._before = None
+        if target:
+            if tasks != target:
+                raise Wrong(f"back in a layout with {tasks} tasks instead of {target}")
+            del self._replaced[target]
+            self._replaced[len(before)] = self._scheduler.now
+            self._work_in(self._layouts[tasks], config, records)
             return
         offsets = dict(chain.from_iterable(record.current.input_offsets.items() for record in records.values()))
         is_known = self._is_next and bool(retired) and retired[-1].layout.tasks == len(before)
         self._used.add(tasks)
+        topic = TOPIC if self._history.broker.partitions(TOPIC) == tasks else input_topic(tasks)
         with suppress(KafkaException):  # it is there
-            self._history.broker.create(input_topic(tasks), tasks)
-        made = [self._model.part(number, tasks, before, offsets) for number in range(tasks)]
-        for part in made:
-            self._history.feed(part.acked, part.source)
+            self._history.broker.create(topic, tasks)
+        made = [self._model.part(number, tasks, before, offsets, topic) for number in range(tasks)]
         if len(self.parts) != tasks:  # nobody else has seen it meanwhile
-            self._before = self.parts if is_known else None
+            self._replaced = {**self._replaced, len(before): self._scheduler.now} if is_known else {}
+            self._may_undo, self._layouts[tasks] = True, made
             self._work_in(made, config, records)
 
     def _work_in(self, parts: list[Model], config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
         """Let owners work in this layout, with the configuration that belongs to it."""
-        inputs = {"task.inputs": [input_topic(len(parts))]}
+        inputs = {"task.inputs": [part.source.rpartition("-")[0] for part in parts[:1]]}
         self.parts, self.layout = parts, {**changes_in_force(config, records), **inputs} if parts else {}
 
-    def go_back_to_the_old_layout(self, moment: str, config: JobConfig) -> None:
-        """Take a rescale back."""
+    def go_back(self, moment: str, config: JobConfig) -> None:
+        """Make an earlier layout current again: the one before, or that of one of its checkpoints."""
         with self._opened(config, owned=True) as (services, log):
-            if len(log.read()) == len(self.parts):  # otherwise it would take the undo back
-                undo(services, log, self._history.services, no_progress)
+            if len(log.read()) != max(len(self.parts), 1):
+                return  # otherwise it would take the undo back
+            wanted = None
+            if self._target != [*self._replaced][-1]:
+                there = (log.read(generation=one.layout.generation) for one in log.retired())
+                records = next((found for found in there if len(found) == self._target), {})
+                ids = [str(one.checkpoint_id) for record in records.values() for one in record.checkpoints]
+                if not ids:
+                    return  # the job has moved on meanwhile
+                wanted = ids[self._scheduler.decide(f"checkpoint of {moment}", len(ids))]
+            undo(services, log, self._history.services, no_progress, wanted)
 
     @contextmanager
     def _workers(self, config: JobConfig) -> Iterator[Workers]:

@@ -25,7 +25,7 @@ from statemgr.errors import (
 )
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import Checkpoint
-from tests.simulation.model import SOURCE, STORES, TASK, TIMER, Model, Wrong
+from tests.simulation.model import SOURCE, STORES, TASK, Model, Wrong
 from tests.simulation.turns import Process
 
 if TYPE_CHECKING:
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reached:
-    """How far the work on a task is: its position in the input, and the stores with changes since the last commit.
-    ``failed``: the last commit has failed, and is tried again as it was."""
+    """How far the work on a task is: its model, its position in the input, and the stores with changes since the last
+    commit. ``failed``: the last commit has failed, and is tried again as it was."""
 
+    model: Model
     position: int
     changed: set[str] = field(default_factory=set)
     failed: bool = False
@@ -49,7 +50,7 @@ class Owner:
 
     Args:
         moment: the process and the number of the life, for decisions.
-        parts: the tasks, and their models; the seed decides which of them it works on.
+        parts: the tasks, and their models; the seed decides which of them it works on, if it does not work on all.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Owner:
         self._history = history
         self._scheduler = history.scheduler
         self._manager = manager
+        self._parts = dict(parts)
         self._task, self._model = parts[self._scheduler.decide(f"task of {moment}", len(parts))]
         self._moment = moment
 
@@ -68,18 +70,18 @@ class Owner:
     def _change_some(self, task: Task | Attempt, at: Reached, changes: int) -> None:
         """Process some input."""
         for number in range(at.position, at.position + changes):
-            at.changed |= self._process(task, number)
+            at.changed |= self._process(task, at.model, number)
             at.position += 1
 
-    def _process(self, task: Task | Attempt, number: int) -> set[str]:
+    def _process(self, task: Task | Attempt, model: Model, number: int) -> set[str]:
         """Process the input at an offset. Returns: the store that it has changed, if the key belongs to the task."""
-        self._history.feed(number + 1, self._model.source)
-        store, key, value = self._model.change(number)
-        if not self._model.owns(key):
+        self._history.feed(number + 1, model.source)
+        store, key, value = model.change(number)
+        if not model.owns(key):
             return set()
         for _ in range(self._scheduler.decide(f"drafts {self._moment} {number}", 8) // 6):
             task.store(store).put(key, b"draft")  # so that equal numbers of changes are not equal changes
-        with self._model.making(number):
+        with model.making(number):
             task.store(store).delete(key) if value is None else task.store(store).put(key, value)
         return {store}
 
@@ -93,7 +95,7 @@ class TaskOwner(Owner):
     def run(self) -> None:
         decide, acked, losses = self._scheduler.decide, self._model.acked, self._model.losses
         with self._manager.open_task(self._task) as task:
-            at = Reached(self._model.compare(task.last_checkpoint, task, acked, losses))
+            at = Reached(self._model, self._model.compare(task.last_checkpoint, task, acked, losses))
             self._scheduler.note(f"opened at {at.position}")
             for turn in range(2 + decide(f"turns of {self._moment}", self._most_turns)):
                 if self._history.over:
@@ -179,7 +181,7 @@ class LastOwner(TaskOwner):
     def run(self) -> None:
         acked = self._model.acked
         with self._manager.open_task(self._task) as task:
-            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            at = Reached(self._model, self._model.compare(task.last_checkpoint, task, acked))
             if self._model.was_damaged():
                 self._scheduler.sleep(3 * LOOK_S)  # backups that have lost something are made again
             few = 1 + self._scheduler.decide("last commits", 2)
@@ -196,7 +198,7 @@ class Levelling(TaskOwner):
     def run(self) -> None:
         acked = self._model.acked
         with self._manager.open_task(self._task) as task:
-            at = Reached(self._model.compare(task.last_checkpoint, task, acked))
+            at = Reached(self._model, self._model.compare(task.last_checkpoint, task, acked))
             self._change_some(task, at, self._history.end(self._model.source) - at.position)
             with self._model.committing(at.position):
                 task.commit({self._model.source: at.position})
@@ -206,10 +208,13 @@ class LoopMember(Owner):
     """A member of the consumer group that runs the consumer loop, until somebody stops it."""
 
     def run(self) -> None:
-        self._expected = self._ticked = 0
+        #: task → the next offset, and the one that its timer has seen
+        self._expected, self._ticked = dict.fromkeys(self._parts, 0), dict.fromkeys(self._parts, 0)
         #: losses before its first opening, which may have read what is lost later
         self._losses = self._model.losses
-        consumer = self._manager.config.consumer("simulated")
+        config, broker = self._manager.config, self._history.broker
+        self._fits = all(broker.partitions(topic) == config.tasks for topic in config.inputs)
+        consumer = config.consumer("simulated")
         process = self._moment.partition(" ")[0]
         self._history.loops[process] = loop = self._manager.loop(consumer, self._processed, on_open=self._opened)
         try:
@@ -219,9 +224,11 @@ class LoopMember(Owner):
             del self._history.loops[process]
 
     def _opened(self, task: Task) -> None:
+        if not self._fits:
+            raise Wrong("a member runs, although its topic had another number of partitions than the job has tasks")
         # what was acknowledged while the opening was in progress may be newer: then this member is fenced
-        self._expected = self._model.compare(task.last_checkpoint, task, 0)
-        self._scheduler.note(f"loop opened at {self._expected}")
+        self._expected[task.name] = at = self._parts[task.name].compare(task.last_checkpoint, task, 0)
+        self._scheduler.note(f"loop opened {task.name} at {at}")
         task.every(2.0, self._tick)
 
     def _tick(self, task: Task) -> None:
@@ -229,27 +236,30 @@ class LoopMember(Owner):
         assert self._scheduler.current is not None
         if self._scheduler.current.process.gave_back:
             raise Wrong("a timer of a task that was given back")
-        if self._ticked != self._expected:
-            task.store(STORES[0]).put(TIMER, b"%d" % self._expected)
-            self._ticked = self._expected
+        if self._ticked[task.name] != (at := self._expected[task.name]):
+            task.store(STORES[0]).put(self._parts[task.name].ticks, b"%d" % at)
+            self._ticked[task.name] = at
 
     def _processed(self, task: Task, message: Message) -> None:
-        offset = message.offset()
+        offset, model, expected = message.offset(), self._parts[task.name], self._expected[task.name]
         assert offset is not None
-        if offset != self._expected:
-            raise Wrong(f"the input continues at {offset} instead of {self._expected}")
-        if task.last_checkpoint is not None and self._losses == self._model.losses:
-            self._model.has_published(task.last_checkpoint)
-        self._process(task, offset)
-        self._model.tried[offset + 1] += 1
-        self._expected = offset + 1
+        if (source := f"{message.topic()}-{message.partition()}") != model.source:
+            raise Wrong(f"{task.name} gets a message of {source}")
+        if offset != expected:
+            raise Wrong(f"the input continues at {offset} instead of {expected}")
+        if task.last_checkpoint is not None and self._losses == model.losses:
+            model.has_published(task.last_checkpoint)
+        self._process(task, model, offset)
+        model.tried[offset + 1] += 1
+        self._expected[task.name] = offset + 1
 
 
 class Driver(Owner):
     """The driver of an engine, which publishes what its executors prepare."""
 
     def run(self) -> None:
-        decide, config, acked = self._scheduler.decide, self._manager.config, self._model.acked
+        decide, config = self._scheduler.decide, self._manager.config
+        acked = {task: model.acked for task, model in self._parts.items()}
         epoch = self._manager.acquire()
         with closing(self._history.services(config)) as services:
             host = AttemptHost(services)
@@ -259,21 +269,30 @@ class Driver(Owner):
                 if self._history.over:
                     break
                 moment = f"{self._moment} {turn}"
-                first, position = self._attempt(epoch, host, acked, moment)
-                prepared = [first, *(self._other(epoch, host, other, position) for other in [*epoch.checkpoints][1:])]
+                prepared, positions = [], dict[str, int]()
+                for task, model in self._parts.items():
+                    commit, positions[task] = self._attempt(epoch, host, acked[task], moment, task, model)
+                    prepared.append(commit)
+                others = [other for other in epoch.checkpoints if other not in self._parts]
+                prepared += [self._other(epoch, host, other, positions[TASK]) for other in others]
                 self._history.prepared = prepared
                 self._scheduler.sleep(0.1 * decide(f"rest {moment}", 30))
-                with self._model.committing(position):
+                with ExitStack() as commits:
+                    for task, position in positions.items():
+                        commits.enter_context(self._parts[task].committing(position))
                     published = self._manager.publish(prepared)
                 epoch = replace(epoch.after_publish(), checkpoints=published, refill=self._manager.damaged())
 
-    def _attempt(self, epoch: Epoch, host: AttemptHost, acked: int, moment: str) -> tuple[PreparedCommit, int]:
-        """An executor's work on the first task. Returns: its commit, and the new position."""
-        with self._opened(TASK, epoch, host) as attempt:
-            at = Reached(self._model.compare(epoch.checkpoints[TASK], attempt, acked))
+    def _attempt(
+        self, epoch: Epoch, host: AttemptHost, acked: int, moment: str, task: str, model: Model
+    ) -> tuple[PreparedCommit, int]:
+        """An executor's work on a task that has a model. Returns: its commit, and the new position."""
+        with self._opened(task, epoch, host) as attempt:
+            at = Reached(model, model.compare(epoch.checkpoints[task], attempt, acked))
             self._scheduler.note(f"an attempt begins at {at.position}")
-            self._change_some(attempt, at, self._scheduler.decide(f"changes {moment}", 5))
-            prepared = attempt.prepare({SOURCE: at.position})
+            named = moment if task == TASK else f"{moment} {task}"
+            self._change_some(attempt, at, self._scheduler.decide(f"changes {named}", 5))
+            prepared = attempt.prepare({model.source: at.position})
         return prepared, at.position
 
     def _other(self, epoch: Epoch, host: AttemptHost, task: str, position: int) -> PreparedCommit:

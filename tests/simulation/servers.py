@@ -28,6 +28,7 @@ from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock
 from statemgr.testing.memory_admin import MemoryAdmin
 from statemgr.testing.memory_clients import Callback, MemoryConsumer, MemoryGroupConsumer
 from statemgr.testing.memory_kafka import MemoryBroker, ProducerId
+from statemgr.testing.memory_log import Log
 from statemgr.testing.memory_producer import MemoryProducer
 from tests.simulation.model import Wrong
 from tests.simulation.scheduler import Scheduler
@@ -258,6 +259,19 @@ class Broker(MemoryBroker):
             self.network.happened("lost tail", f"{topic} loses its records from {cut} on")
             self.changed.notify_all()
             return True
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of a topic."""
+        return len(self.topic(topic).logs)
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        """Let a topic have so many partitions. Members that read it get them."""
+        with self.changed:
+            found = self.topic(topic)
+            found.logs += [Log() for _ in range(len(found.logs), partitions)]
+            for group in self.groups.values():
+                group.generation += any(member.reads(topic) for member in group.members)
+            self.changed.notify_all()
 
     def has_record(self, topic: str, text: str) -> bool:
         """Whether a record with this text is there."""

@@ -91,35 +91,38 @@ def plan_undo(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None =
         one, or garbage collection has collected it; InvalidError if only the location of its query's last batch can
         continue it; FencedError if the job goes back to it at the same time.
     """
-    plan = _find(config, log, checkpoint_id)
-    if (tasks := plan.before.tasks) != config.tasks:
-        raise LayoutMismatch(
-            f"the job has {counted(tasks, 'task')} now, but the configuration has job.tasks = {config.tasks}",
-            hint="if an earlier command was interrupted, the job may be back already. "
-            f"`statemgr rescale --tasks {tasks} --write` only writes the configuration of the current tasks, and "
-            "`statemgr rescale --undo` then goes back from them",
-            job=config.job_name,
-        )
-    return plan
+    return _find(config, log, checkpoint_id)
 
 
-def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None) -> UndoPlan:
-    """Step 1. Raises: MissingState, InvalidError, FencedError as :func:`plan_undo`."""
-    if not log.read() or not log.retired():
+def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None, before: Layout | None = None) -> UndoPlan:
+    """Step 1. ``before``: the layout that was current when the command began; None if it begins. Raises: as
+    :func:`plan_undo`."""
+    found = find_layout(log, checkpoint_id)
+    current = log.read()  # after it: whoever has gone back meanwhile has also taken the layout that was looked for
+    now = next((record.layout for record in current.values()), None)
+    if now is None or not log.retired():
         raise MissingState(
             "the checkpoint topic has no earlier layout of the job",
             hint="only the layout before a rescale can be brought back, until `statemgr gc --write` collects it; use "
             "`statemgr rescale --tasks` instead",
             job=config.job_name,
         )
-    found = find_layout(log, checkpoint_id)
+    if before is not None and now != before:
+        raise overtaken(config)
+    if now.tasks != config.tasks:
+        raise LayoutMismatch(
+            f"the job has {counted(now.tasks, 'task')} now, but the configuration has job.tasks = {config.tasks}",
+            hint="if an earlier command was interrupted, the job may be back already. "
+            f"`statemgr rescale --tasks {now.tasks} --write` only writes the configuration of the current tasks, and "
+            "`statemgr rescale --undo` then goes back from them",
+            job=config.job_name,
+        )
     if found is None:
         raise MissingState(
             f"no earlier layout of the job retains checkpoint {checkpoint_id}",
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
             job=config.job_name,
         )
-    current = log.read()
     if found[0] not in log.retired():
         raise overtaken(config)
     plan = UndoPlan(config, *found, current)
@@ -146,8 +149,8 @@ def undo(
     with closing(open_new(plan.new_config)) as new:
         JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
-            looked, plan = plan, _find(services.config, log, checkpoint_id)
-            if (plan.before, plan.retired) != (looked.before, looked.retired):
+            looked, plan = plan, _find(services.config, log, checkpoint_id, plan.before)
+            if plan.retired != looked.retired:
                 raise overtaken(services.config)
             brought_back = plan.records
             plan = replace(plan, records=_with_output(new, plan.records))

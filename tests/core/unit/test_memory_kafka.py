@@ -1,4 +1,5 @@
-"""What the broker in memory does when it is told to: time-outs, forgotten IDs and compaction, by its own clock."""
+"""What the broker in memory does when it is told to: time-outs, forgotten IDs and compaction, by its own clock; and how
+members of a group share topics."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
+from statemgr.kafka.errors import ClientErrors
 from statemgr.testing.clock import ControlledClock
+from statemgr.testing.memory_clients import MemoryGroupConsumer
 from statemgr.testing.memory_kafka import MemoryBroker, ProducerId
 
 Txn = tuple[str, ProducerId]
@@ -119,3 +122,18 @@ def test_a_topic_that_is_not_compacted_is_left_alone(broker: MemoryBroker) -> No
     assert [(offset, entry.value) for _, offset, entry in broker.committed("all")] == [(1, b"2")]
     with pytest.raises(KafkaException):
         broker.delete_records("log", 0, 0)
+
+
+def test_members_share_the_topics_that_they_have_subscribed_to(broker: MemoryBroker) -> None:
+    """The strategy range gives a topic to its subscribers. A member of the group that reads another topic gets nothing
+    of it."""
+    broker.create("wide", 2)
+    topics = {"one": ["log"], "other": ["wide"]}
+    members = {name: MemoryGroupConsumer(broker, {"group.id": "g", "error_cb": ClientErrors()}) for name in topics}
+    for name, member in members.items():
+        member.subscribe(topics[name])
+    shared = {name: broker.share("g", member, topics[name]) for name, member in members.items()}
+    assert {name: [(at.topic, at.partition) for at in places] for name, places in shared.items()} == {
+        "one": [("log", 0)],
+        "other": [("wide", 0), ("wide", 1)],
+    }

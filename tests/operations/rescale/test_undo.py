@@ -76,9 +76,13 @@ class Job:
         both = {"task.backup.factories": ["blob-store", "kafka-changelog"]}
         return JobConfig.from_mapping(self.config.to_mapping(), {"job.tasks": tasks, **both})
 
-    def undo(self, new: JobConfig) -> None:
+    def undo(self, new: JobConfig, checkpoint_id: str | None = None) -> None:
         """Go back to one task."""
-        self.work(new, undoing.undo, self.servers.services, no_progress)
+        self.work(new, undoing.undo, self.servers.services, no_progress, checkpoint_id)
+
+    def current(self) -> str:
+        """The ID of the task's current checkpoint."""
+        return str(self.work(self.config, lambda _, log: log.read())[TASK].current.checkpoint_id)
 
     def tasks(self) -> set[int]:
         """The number of tasks in the current layout."""
@@ -112,34 +116,41 @@ def job(servers: MemoryServers) -> Job:
     return Job(servers)
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("before", ["JobTopics", "_with_output", "keep_blobs"])
-def test_the_second_undo_does_not_undo_the_first(job: Job, monkeypatch: pytest.MonkeyPatch, before: str) -> None:
+def test_the_second_undo_does_not_undo_the_first(
+    job: Job, monkeypatch: pytest.MonkeyPatch, before: str, *, named: bool
+) -> None:
     """Invariant 12: before a step of one undo, another one goes back, and fills the changelog. The first one ends with
-    an error, and the old layout stays current. Its records from before the rescale are no longer there."""
+    an error, and the old layout stays current. Its records from before the rescale are no longer there. It is the same
+    if both name a checkpoint of that layout."""
+    wanted = job.current() if named else None
     new = job.rescale()
     real = getattr(undoing, before)
 
     def overtaken(*given: Any) -> Any:
         monkeypatch.setattr(undoing, before, real)
-        job.undo(new)
+        job.undo(new, wanted)
         return real(*given)
 
     monkeypatch.setattr(undoing, before, overtaken)
     with pytest.raises(FencedError):
-        job.undo(new)
+        job.undo(new, wanted)
     assert job.tasks() == {1}
     assert not job.work(job.config, lambda _, log: log.read(generation=1))
     with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
         assert dict(task.store("totals").range()) == {b"a": b"1"}
 
 
-def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job, *, named: bool) -> None:
     """The command dies after its publish, before it writes the configuration of the old layout. It says so when it is
-    run again, and does not return to the newer layout."""
+    run again, with or without the name of a checkpoint, and does not return to the newer layout."""
+    wanted = job.current() if named else None
     new = job.rescale()
-    job.undo(new)
+    job.undo(new, wanted)
     with pytest.raises(LayoutMismatch, match="the job has 1 task now") as raised:
-        job.undo(new)
+        job.undo(new, wanted)
     assert "rescale --tasks 1 --write" in str(raised.value.hint)
     assert job.tasks() == {1}
 

@@ -185,6 +185,19 @@ def a_part_of_the_tasks_goes_back() -> Patches:
 
 
 @known
+def rows_that_are_left_reach_another_task() -> Patches:
+    """A rescale does not look at the rows that are left, of which some have keys of another task."""
+    return [patch(rescaling, "_check_input", lambda *args: None)]
+
+
+@known
+def an_undo_goes_to_the_layout_before() -> Patches:
+    """An undo with the name of a checkpoint makes the newest layout current again, and not the one that retains it."""
+    find = imported(undoing, "find_layout")
+    return [patch(undoing, "find_layout", lambda log, checkpoint_id: find(log, None))]
+
+
+@known
 def an_undo_takes_back_all_rescales() -> Patches:
     """After two rescales, an undo makes the layout before both current again."""
 

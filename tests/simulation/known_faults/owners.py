@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import statemgr.consumer.loop as looping
 import statemgr.flows.committing.publish as publishing
 import statemgr.flows.owner as owning
 import statemgr.kafka.checkpoint_topic as checkpoint_topic
@@ -24,10 +25,17 @@ from statemgr.errors import (
 )
 from statemgr.ids import IdSource
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.input_topics import InputTopics
 from statemgr.kafka.transactions.producer import TransactionalProducer
 from tests.simulation.known_faults.registry import Patches, imported, known, patch
 
 # --- fencing ---------------------------------------------------------------------------------------------------------
+
+
+@known
+def a_loop_reads_more_partitions_than_tasks() -> Patches:
+    """A loop runs with the old number of tasks although somebody has added partitions to its topic."""
+    return [patch(InputTopics, "check", lambda *args: None), patch(looping, "topic_problem", lambda *args: None)]
 
 
 @known
