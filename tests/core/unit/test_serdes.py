@@ -287,7 +287,8 @@ def test_schemas_that_are_none(schemas: list[str]) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"scale": 4}),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"precision": 12, "scale": 4}),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"precision": 11}),
         ({"type": "long", "logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"}),
     ],
 )
