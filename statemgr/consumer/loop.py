@@ -348,30 +348,30 @@ class ConsumerLoop:
     def _start(self, owned: AssignedTask) -> list[TopicPartition]:
         """Go to the checkpoint's input offsets. If the client has not begun to fetch yet, the next turn tries again.
 
-        Returns: the partitions to resume.
+        Returns: the partitions to resume. Those of a task that begins at the end are resumed together.
         """
         started: list[TopicPartition] = []
         task = owned.task
         skip = task is not None and task.may_skip_input
-        at_end = task is not None and task.last_checkpoint is None and self._config.starts_latest
         for position in owned.inputs:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
             place = position.place
-            offset = position.start(known, skip=skip, at_end=at_end)
+            offset = position.start(known, skip=skip, at_end=owned.at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
-                    return started
+                    return [] if owned.at_end else started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            # publish a permitted skip, and where a new task begins, even without new input
-            owned.dirty |= at_end or known not in (None, offset)
-            if at_end:
-                self._due = self._now  # until then, whoever opens the task begins at a later end
+            owned.dirty |= known not in (None, offset)  # publish a permitted skip, even without new input
             started.append(place)
+        if owned.at_end:
+            started = [position.place for position in owned.inputs]
+            owned.dirty = True
+            self._due = self._now  # until the commit, whoever opens the task begins at a later end
         self._story.opened(owned)
         return started
 
