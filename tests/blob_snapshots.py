@@ -107,6 +107,7 @@ class Snapshots:
         """Open the backend as a new process would, without any memory of earlier work."""
         settings = {
             "job.name": self.identity.job_name,
+            f"stores.{self.identity.store}.type": "rocksdb",
             "state.dir": str(self.tmp_path / "state"),
             "task.commit.snapshot.interval": INTERVALS[SNAPSHOTS],
         }

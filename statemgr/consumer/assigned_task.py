@@ -37,6 +37,8 @@ class AssignedTask:
         lost: set when the task was taken away, which ends an opening in progress.
         processed: number of messages that the application has processed, also again after the task was opened again.
         assigned_s: when its first partition arrived, on the monotonic clock.
+        starts_latest: whether it begins at the end of its input if it has no checkpoint.
+        at_end: whether it had none when it was opened, and so begins there.
     """
 
     index: int
@@ -55,6 +57,8 @@ class AssignedTask:
     lost: threading.Event = field(default_factory=threading.Event)
     assigned_s: float = 0.0
     processed: int = 0
+    starts_latest: bool = False
+    at_end: bool = False
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
@@ -68,7 +72,14 @@ class AssignedTask:
         """Whether the task is open. Raises: the error of the restore."""
         if self.task is None and self.opening.done():
             self.task = self.opening.result()
+            self.at_end = self.starts_latest and self.task.last_checkpoint is None
         return self.task is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it can process and commit. A first checkpoint without the offset of a source partition would lead the
+        next owner to the first offset, and not to the end."""
+        return not self.at_end or all(position.next is not None for position in self.inputs)
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -96,7 +107,7 @@ class AssignedTask:
     @property
     def uncommitted(self) -> bool:
         """Whether there is something to commit, or a commit in progress."""
-        return self.task is not None and (self.dirty or self.committing)
+        return self.task is not None and self.begun and (self.dirty or self.committing)
 
     def start_commit(self) -> None:
         """Start a periodic commit if there is something to commit and no commit is in progress.
@@ -108,7 +119,7 @@ class AssignedTask:
             return
         if self._commit is not None:
             self.task.metrics.skipped()  # the next one covers it
-        elif self.dirty:
+        elif self.dirty and self.begun:
             self._commit_started = self.clock.monotonic()
             try:
                 self._prove()
@@ -146,7 +157,7 @@ class AssignedTask:
 
         Raises: UnavailableError if the commit is older than ``task.commit.timeout.ms``.
         """
-        if self.task is None:
+        if self.task is None or not self.begun:
             return False
         age = self.task.pending_commit_seconds or 0.0
         if age > self.commit_timeout_s:

@@ -102,6 +102,7 @@ class AssignedTasks:
                     self._services.config.commit_timeout_ms / 1000,
                     lost=lost[index],
                     assigned_s=self._services.clock.monotonic(),
+                    starts_latest=self._services.config.starts_latest,
                 )
         for partition in partitions:
             owned = self._owned[partition.partition]

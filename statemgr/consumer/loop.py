@@ -313,7 +313,8 @@ class ConsumerLoop:
             self._has_inputs(owned)
 
     def _has_inputs(self, owned: AssignedTask) -> bool:
-        """Whether the task has its partition of every topic. Raises: ConfigError if it will not get them.
+        """Whether the task has its partition of every topic. Raises: ConfigError if it will not get them; MissingState
+        if a topic was deleted.
 
         Brokers that assign partitions give each one as soon as its last owner has released it.
         """
@@ -322,6 +323,7 @@ class ConsumerLoop:
         waits = isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
         if waits and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
             return False
+        self._inputs.check(self._consumer, self._topics, self._published_tasks())
         missing = set(self._topics) - {position.place.topic for position in owned.inputs}
         setting = "group.remote.assignor" if waits else "partition.assignment.strategy"
         raise ConfigError(
@@ -348,36 +350,37 @@ class ConsumerLoop:
     def _start(self, owned: AssignedTask) -> list[TopicPartition]:
         """Go to the checkpoint's input offsets. If the client has not begun to fetch yet, the next turn tries again.
 
-        Returns: the partitions to resume.
+        Returns: the partitions to resume. Those of a task that begins at the end are resumed together.
         """
         started: list[TopicPartition] = []
         task = owned.task
         skip = task is not None and task.may_skip_input
-        at_end = task is not None and task.last_checkpoint is None and self._config.starts_latest
         for position in owned.inputs:
             if position.next is not None:
                 continue
             known = owned.offsets.get(position.source)
             place = position.place
-            offset = position.start(known, skip=skip, at_end=at_end)
+            offset = position.start(known, skip=skip, at_end=owned.at_end)
             try:
                 self._consumer.seek(TopicPartition(place.topic, place.partition, offset))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE:
-                    return started
+                    return [] if owned.at_end else started
                 raise UnavailableError(f"seeking failed: {error.args[0].str()}", topic=place.topic) from error
             position.next = offset
-            # publish a permitted skip, and where a new task begins, even without new input
-            owned.dirty |= at_end or known not in (None, offset)
-            if at_end:
-                self._due = self._now  # until then, whoever opens the task begins at a later end
+            owned.dirty |= known not in (None, offset)  # publish a permitted skip, even without new input
             started.append(place)
+        if owned.at_end:
+            started = [position.place for position in owned.inputs]
+            owned.dirty = True
+            self._due = self._now  # until the commit, whoever opens the task begins at a later end
         self._story.opened(owned)
         return started
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Commit and close the leaving tasks, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
+        owned = [at.place for task in self._tasks if task.index in leaving for at in task.inputs]
         self._story.revoked(partitions)
         try:
             self._pass_ends()
@@ -391,6 +394,7 @@ class ConsumerLoop:
             )  # fmt: skip
         finally:
             self._let_go(leaving)
+        self._open_rest(partitions, owned)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
@@ -401,6 +405,19 @@ class ConsumerLoop:
     def _let_go(self, tasks: set[int]) -> None:
         self._to_pause = [partition for partition in self._to_pause if partition.partition not in tasks]
         self._tasks.close(tasks)
+
+    def _open_rest(self, left: list[TopicPartition], owned: list[TopicPartition]) -> None:
+        """Open tasks again of which only a part has ``left``, and this member still reads the rest.
+
+        Brokers take all partitions of a task together, unless a topic is deleted or a member does not see it for a
+        moment. So the task waits until its other partitions are back (:meth:`_has_inputs`).
+        """
+        gone = {(partition.topic, partition.partition) for partition in left}
+        rest = [place for place in owned if (place.topic, place.partition) not in gone]
+        if rest and not self._ending:
+            self._story.assigned(rest)
+            self._tasks.add(rest)
+            self._to_pause += rest
 
     # --- commits -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,15 @@ from statemgr.local.rocksdb.options import memory_in_use, use_memory
 from statemgr.local.rocksdb.split import SortedTables, scan_in_batches, store_of_tables
 from statemgr.local.rocksdb.table_format import TABLE_SUFFIX, tail_offsets
 from statemgr.local.rocksdb.tables import is_readable, puts_of, write_table
-from statemgr.local.stores import ChangeWriter, bulk_writer, key_ranges, open_snapshot, open_store, snapshot_batches
+from statemgr.local.stores import (
+    ChangeWriter,
+    bulk_writer,
+    key_ranges,
+    open_snapshot,
+    open_store,
+    snapshot_batches,
+    type_of,
+)
 from statemgr.local.trees import cloned, unshare
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "snapshot_batches",
     "store_of_tables",
     "tail_offsets",
+    "type_of",
     "unshare",
     "use_memory",
     "write_table",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
@@ -33,6 +33,11 @@ class NewStoreWriter(ChangeWriter, Protocol):
 
     def final_tables(self, share: float) -> Sequence[tuple[str, int]]:
         """Names and bytes of files that nothing will rewrite, when ``share`` of all changes was written."""
+
+
+def type_of(files: Container[str]) -> str | None:
+    """The type of the store whose directory has these files; None if it has none."""
+    return "memory" if FILE in files else "rocksdb" if "CURRENT" in files else None
 
 
 def open_store(

@@ -38,15 +38,22 @@ def _header(canonical: str) -> bytes:
     return MARK + bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
-def _logical(schema: Any) -> Any:
-    """The logical types and scales of a schema, which its fingerprint leaves out."""
+def _logical(schema: Any) -> list[tuple[Any, int, int]]:
+    """The logical type, scale and precision of each type of a schema in order, which its fingerprint leaves out."""
     if isinstance(schema, list):
-        return [_logical(branch) for branch in schema]
+        return [one for branch in schema for one in _logical(branch)]
     if not isinstance(schema, dict):
-        return None, None, []
+        return [(None, 0, 0)]
     inner = [schema[name] for name in ("items", "values") if name in schema]
     inner += [field["type"] for field in schema.get("fields", ())]
-    return schema.get("logicalType"), schema.get("scale") or None, _logical(inner)
+    return [(schema.get("logicalType"), schema.get("scale") or 0, schema.get("precision") or 0), *_logical(inner)]
+
+
+def _is_read_alike(older: Any, newer: Any) -> bool:
+    """Whether the newer of two schemas with one fingerprint reads what the older one wrote as it was written."""
+    return all(
+        old[:2] == new[:2] and old[2] <= new[2] for old, new in zip(_logical(older), _logical(newer), strict=True)
+    )
 
 
 class AvroBody:
@@ -128,10 +135,10 @@ class SingleObjects:
             self.header = header_of(schema)
             self._newest = AvroBody(parse_schema(schema, named_schemas={}), ratio=ratio, free=free, named=named)
             older = self._known.get(self.header)
-            if older is not None and _logical(older.schema) != _logical(self._newest.schema):
+            if older is not None and not _is_read_alike(older.schema, self._newest.schema):
                 raise ConfigError(
-                    "two versions of an Avro schema differ only in a logical type or the scale of a decimal, and "
-                    "values do not say which of them wrote them",
+                    "two versions of an Avro schema differ only in a logical type, or in the scale or a smaller "
+                    "precision of a decimal, and values do not say which of them wrote them",
                     hint="keep the old field as it is, and add a field with the new type and a default",
                 )
             self._known[self.header] = self._newest
@@ -164,8 +171,8 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
         schemas: every version of the type's schema as JSON, oldest first. The last one is written, and older values are
             resolved into it. A field that it adds needs a default.
 
-    Raises: ConfigError if there is no schema, if one of them is not a schema, or if two differ only in a logical type
-        or the scale of a decimal.
+    Raises: ConfigError if there is no schema, if one of them is not a schema, or if two differ only in a logical type,
+        or in the scale or a smaller precision of a decimal.
     """
     if not schemas:
         raise ConfigError("an Avro serde needs a schema", hint="list its versions in stores.<name>.value.avro.schemas")

@@ -1,33 +1,53 @@
 """Refuses values that fastavro would store as other values. Pure.
 
-Its writer cuts off the fraction of a number, takes any object for a boolean, lets a float become infinite, drops fields
-that the schema lacks, and makes lists of texts and maps. In a union of several types it takes the first one that fits a
-value, or the record with the most of its fields.
+Its writer cuts off the fraction of a number, what a date or a time has no place for, and time zones. It takes any
+object for a boolean, lets a float become infinite, drops fields that the schema lacks, and makes lists of texts and
+maps. In a union of several types it takes the first one that fits a value, or the record with the most of its fields.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, NamedTuple
+
+from fastavro.write import LOGICAL_WRITERS
 
 #: Raises: ValueError that names the place; any error of Python's for an object of another kind.
 Check = Callable[[Any], None]
 
 _BITS = {"int": 32, "long": 64}
 _RECORDS = ("record", "error")
+#: The objects that stand for the values of logical types, where some of them would be stored as others.
+_OBJECTS = {
+    "int-date": date,
+    "int-time-millis": time,
+    "long-time-micros": time,
+    "long-timestamp-millis": datetime,
+    "long-timestamp-micros": datetime,
+    "long-local-timestamp-millis": datetime,
+    "long-local-timestamp-micros": datetime,
+    "bytes-decimal": Decimal,
+    "fixed-decimal": Decimal,
+}
 #: A member of a record that names the record, among several in a union.
 _TYPE = "-type"
 
 
 class _Named(NamedTuple):
-    """A type that has a name: a record with its fields, an enum, or a fixed of some bytes."""
+    """A type that has a name: a record with its fields, an enum, or a fixed of some bytes. Or a member of a union.
+
+    ``objects``: what stands for its values.
+    """
 
     kind: str
     fields: frozenset[str] = frozenset()
     check: Check | None = None
     size: int | None = None
+    objects: tuple[type, ...] = ()
 
 
 class Checks:
@@ -39,12 +59,12 @@ class Checks:
     def of(self, schema: Any, at: str = "the value") -> Check | None:
         """The check of a type. ``at``: where the type is, for the error. None if every value is stored as it is."""
         if isinstance(schema, list):
-            members = {_name_of(member): self.of(member, at) for member in schema if member != "null"}
-            if len(members) == 1:
-                return _nullable(next(iter(members.values())))
-            return self._union(members, at) if any(members.values()) else None
+            checks = [(member, self.of(member, at)) for member in schema if member != "null"]
+            if len(checks) == 1:
+                return _nullable(checks[0][1])
+            return self._union(checks, at) if any(check for _, check in checks) else None
         kind = schema["type"] if isinstance(schema, Mapping) else schema
-        is_logical = isinstance(schema, Mapping) and "logicalType" in schema
+        logical = f"{kind}-{schema.get('logicalType')}" if isinstance(schema, Mapping) else ""
         found: Check | None
         match kind:
             case Mapping() | list():
@@ -60,14 +80,17 @@ class Checks:
                 found = _map(self.of(schema["values"], at))
             case "int" | "long":
                 found = _whole(_BITS[kind], at)
-                return _if_float(found) if is_logical else found
             case "boolean":
                 found = _boolean(at)
             case "float" | "double":
                 found = _real(*_REALS[kind], at)
             case _:
                 found = self._named[kind].check if kind in self._named else None
-        return None if is_logical else found  # other objects stand for its values
+        if logical in LOGICAL_WRITERS:
+            found = _logical(logical, schema, found, at)
+            if kind == "fixed":
+                self._named[schema["name"]] = _Named(kind, frozenset(), found, schema["size"], _objects(logical))
+        return found
 
     def _record(self, schema: Mapping[str, Any]) -> Check:
         names = {_TYPE, *(field["name"] for field in schema["fields"])}
@@ -87,12 +110,13 @@ class Checks:
                 fields.append((field["name"], found))
         return check
 
-    def _union(self, members: Mapping[str, Check | None], at: str) -> Check:
-        """The check of a union. ``members``: by the names that stand for them in it.
+    def _union(self, checks: Sequence[tuple[Any, Check | None]], at: str) -> Check:
+        """The check of a union. ``checks``: its members, and the check of each one.
 
         Values of records with the same fields are not told apart, so what is in these is not checked.
         """
-        named = {name: self._named.get(name, _Named(name)) for name in members}
+        members = {_name_of(member): check for member, check in checks}
+        named = {_name_of(member): self._member(member) for member, _ in checks}
         records = {name: one.fields for name, one in named.items() if one.kind in _RECORDS}
 
         def of_fields(value: Mapping[str, Any]) -> list[str]:
@@ -118,6 +142,16 @@ class Checks:
 
         return check
 
+    def _member(self, member: Any) -> _Named:
+        name = _name_of(member)
+        if name in self._named or not isinstance(member, Mapping):
+            return self._named.get(name, _Named(name))
+        return _Named(name, objects=_objects(f"{name}-{member.get('logicalType')}"))
+
+
+def _objects(logical: str) -> tuple[type, ...]:
+    return (_OBJECTS[logical],) if logical in _OBJECTS else ()
+
 
 def _name_of(member: Any) -> str:
     """What stands for a member of a union in a pair: its type, or the name of a record, enum or fixed."""
@@ -128,6 +162,8 @@ def _name_of(member: Any) -> str:
 
 def _takes(member: _Named, value: Any) -> bool:
     """Whether a value that is no mapping fits a member of a union."""
+    if isinstance(value, member.objects):
+        return True
     if isinstance(value, bool | str | None):
         return False  # they are stored as they are
     match member.kind:
@@ -190,8 +226,54 @@ def _whole(bits: int, at: str) -> Check:
     return check
 
 
-def _if_float(check: Check) -> Check:
-    return lambda value: check(value) if isinstance(value, float) else None
+def _logical(logical: str, schema: Mapping[str, Any], plain: Check | None, at: str) -> Check | None:
+    """The check of a logical type that fastavro knows. ``plain``: that of the type without it. Of those that somebody
+    else has registered with fastavro nothing is known, and UUIDs are stored as they are."""
+    if logical not in _OBJECTS:
+        return None
+    if _OBJECTS[logical] is Decimal:
+        return _decimal(schema, at)
+    exact = _date(at) if logical == "int-date" else _time(logical, at)
+
+    def check(value: Any) -> None:
+        if isinstance(value, date | time):
+            exact(value)
+        elif plain is not None and not (logical == "int-date" and isinstance(value, str)):
+            plain(value)
+
+    return check
+
+
+def _date(at: str) -> Check:
+    def check(value: Any) -> None:
+        if isinstance(value, datetime):
+            raise ValueError(f"{at} takes a date without a time")
+
+    return check
+
+
+def _time(logical: str, at: str) -> Check:
+    has_zone = logical.startswith("long-timestamp")
+
+    def check(value: Any) -> None:
+        if (value.tzinfo is not None) != has_zone:
+            raise ValueError(f"{at} takes times {'with' if has_zone else 'without'} a time zone")
+        if logical.endswith("millis") and value.microsecond % 1000:
+            raise ValueError(f"{at} takes whole milliseconds")
+
+    return check
+
+
+def _decimal(schema: Mapping[str, Any], at: str) -> Check:
+    precision, scale = schema.get("precision", 0), schema.get("scale", 0)
+
+    def check(value: Any) -> None:
+        if isinstance(value, Decimal) and not (
+            value.is_finite() and value.as_tuple().exponent >= -scale and value.adjusted() + 1 + scale <= precision
+        ):
+            raise ValueError(f"{at} takes finite decimals of {precision} digits, {scale} of them after the point")
+
+    return check
 
 
 def _boolean(at: str) -> Check:

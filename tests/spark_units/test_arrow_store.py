@@ -430,11 +430,15 @@ def test_times_and_records_of_batches_are_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("micros", [-1501, -1, 0, 999, 1001])
 def test_times_are_cut_to_the_unit_of_the_schema(tmp_path: Path, micros: int) -> None:
-    """As the serde of Avro does. Spark's own times are microseconds, and nanoseconds come from elsewhere."""
+    """Spark's own times are microseconds, and nanoseconds come from elsewhere. Earlier than the epoch, too, what is cut
+    off is the later part. A row that is written alone is refused in place of that."""
     fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]
     made = store(tmp_path, {"type": "record", "name": "r", "fields": fields})
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-    made.store.put("row", {"at": at})
+    if at.microsecond % 1000:
+        with pytest.raises(InvalidError, match="milliseconds"):
+            made.store.put("row", {"at": at})
+    made.store.put("row", {"at": at.replace(microsecond=at.microsecond // 1000 * 1000)})
     for unit in ("us", "ns"):
         one = pa.array([at], pa.timestamp(unit, "Europe/Berlin"))
         ArrowStore(made.store).put_many(pa.array(["bulk"]), pa.record_batch({"at": one}))

@@ -1,8 +1,8 @@
 """The chain of a store's next commit: which snapshot it begins with, and which changes it still has to store.
 
 A commit continues the published chain, or it begins a new chain with a snapshot. It stores a snapshot if the store has
-no chain yet, if the configuration asks for one at every commit, or if the new files are smaller than the changes. A
-snapshot that was made meanwhile in the background replaces the segments that it covers.
+no chain yet, or one of another type of store, if the configuration asks for one at every commit, or if the new files
+are smaller than the changes. A snapshot that was made meanwhile in the background replaces the segments that it covers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.local_notes import PendingNote
 from statemgr.backends.blobs.snapshots import Snapshots
 from statemgr.backends.blobs.writer_state import PendingSnapshot, WriterState
+from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import MissingBlob
+from statemgr.local import type_of
 from statemgr.local.machine import moment
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, Marker
@@ -78,7 +80,7 @@ class NextChains:
             # without numbered changes no other chain leads to this state: a lineage of its own
             return self._filled(snapshot, WriterState(), published, snapshot.attempt, 0)
         writer = self.writer(changes.session)
-        if published is None:
+        if published is None or (writer.chain is None and self._has_another_type(identity, published)):
             writer.start_lineage()
             return self._filled(snapshot, writer, None, snapshot.attempt, changes.end)
         is_first = writer.chain is None
@@ -142,6 +144,15 @@ class NextChains:
 
     def now(self) -> Moment:
         return moment(self._services.clock)
+
+    def _has_another_type(self, identity: StoreIdentity, chain: SegmentChain) -> bool:
+        """Whether the chain is of another type of store than the configuration's. Only a store that another backend has
+        restored can continue such a chain."""
+        config = self._services.config.stores[identity.store]
+        if set(config.restore_factories) <= {BLOB_STORE}:
+            return False
+        index = self._catalogue.if_readable(identity, self._catalogue.index, chain.snapshot.index)
+        return index is not None and type_of(dict(index.root.walk())) not in (None, config.type)
 
     def _find_pending(self, identity: StoreIdentity, writer: WriterState, published: SegmentChain) -> None:
         """Use the snapshot in this machine's note, if all its blobs still exist."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from statemgr.backends.blobs.by_need import StateByNeed, open_by_need
@@ -28,8 +28,8 @@ from statemgr.backends.blobs.fetch_snapshot import fetch_snapshot
 from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import changes_of, replay
-from statemgr.errors import CorruptError, CorruptFile, MissingError, MissingFile
-from statemgr.local import cloned, open_store, unshare
+from statemgr.errors import ConfigError, CorruptError, CorruptFile, MissingError, MissingFile
+from statemgr.local import cloned, open_store, type_of, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, segments_between
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
@@ -142,12 +142,26 @@ class BlobRestore(RestoreManager):
         # a compacted one first, then the newest
         here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
         for directory in here:
+            self._check_type(request.identity, directory.files)
             if cloned(directory, request.staging):
                 positions.mark_compacted(directory.state_id, compacted=False)  # a compacted directory is used only once
                 reused = sum(size for size, _ in directory.files.values())
                 return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
         index = self._catalogue.index(request.identity, snapshot.index)
+        self._check_type(request.identity, dict(index.root.walk()))
         return fetch_snapshot(self._services.transfer(), index, snapshot.index, request), snapshot.end
+
+    def _check_type(self, identity: StoreIdentity, files: Container[str]) -> None:
+        """Raises: ConfigError if the files are of another type of store than the configuration's."""
+        found, wanted = type_of(files), self._services.config.stores[identity.store].type
+        if found not in (None, wanted):
+            raise ConfigError(
+                f"blobs have the state of this store as a {found} store, and its type is {wanted} now",
+                hint=f"set stores.{identity.store}.type back. If kafka-changelog has the state, too, you can restore "
+                "it with the new type from there: set task.restore.factories to kafka-changelog alone until each task "
+                "has committed changes",
+                **identity.where,
+            )
 
     def _older(self, request: RestoreRequest) -> list[SegmentChain]:
         """The chains of older retained checkpoints that can be read."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statemgr import JobConfig, JobReader, StateManager, Task
 from statemgr.errors import MissingState
-from statemgr.testing.memory_clients import served
+from statemgr.testing.memory_clients import MemoryGroupConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_log import failure
 from tests.kafka_jobs import wait_until
 
 PLACE = "memory:input-start"
@@ -56,7 +57,12 @@ def offsets(config: JobConfig) -> dict[str, int]:
         return {}
 
 
-def run(config: JobConfig, until: Callable[[list[str]], bool], **permissions: bool) -> list[str]:
+def run(
+    config: JobConfig,
+    until: Callable[[list[str]], bool],
+    on_open: Callable[[Task], None] | None = None,
+    **permissions: bool,
+) -> list[str]:
     """Run the job until ``until`` accepts the messages that it has processed, and return them."""
     seen: list[str] = []
 
@@ -65,7 +71,7 @@ def run(config: JobConfig, until: Callable[[list[str]], bool], **permissions: bo
         task.store("totals").put(b"count", b"%d" % len(seen))
 
     with StateManager(config) as manager:
-        loop = manager.loop(config.consumer("g"), process, **permissions)
+        loop = manager.loop(config.consumer("g"), process, on_open=on_open, **permissions)
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
@@ -105,6 +111,27 @@ def test_the_first_commit_follows_at_once(broker: MemoryBroker, config: JobConfi
     """However long the time between commits is: a process that dies before it would leave out more."""
     slow = JobConfig.from_mapping(config.to_mapping(), {"task.commit.ms": 600_000})
     assert run(slow, lambda seen: offsets(config) == {"in-0": 3}) == []
+
+
+def test_all_inputs_begin_at_their_end(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the client begins to fetch one of them after commits were due. A checkpoint has the offsets of both."""
+    both = JobConfig.from_mapping(config.to_mapping(), {"task.inputs": ["in", "more"]})
+    seek, refused = MemoryGroupConsumer.seek, list[dict[str, int]]()
+
+    def late(self: MemoryGroupConsumer, at: TopicPartition) -> None:
+        if at.topic == "more" and len(refused) < 20:
+            refused.append(offsets(both))
+            raise failure(KafkaError._STATE, "Erroneous state")
+        seek(self, at)
+
+    monkeypatch.setattr(MemoryGroupConsumer, "seek", late)
+
+    def write(task: Task) -> None:
+        task.store("totals").put(b"opened", b"1")
+
+    seen = run(both, lambda seen: "old" in str(seen) or offsets(both) == {"in-0": 3, "more-0": 3}, write)
+    assert seen == []
+    assert refused == [{}] * 20
 
 
 def test_by_default_a_job_begins_at_the_first_offset(config: JobConfig) -> None:

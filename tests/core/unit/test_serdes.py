@@ -6,7 +6,8 @@ import gc
 import json
 import struct
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -219,6 +220,13 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
 
 #: A record with one field of its own, for unions.
 ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "long"}]}
+TIMESTAMP = {"type": "long", "logicalType": "timestamp-millis"}
+DATE = {"type": "int", "logicalType": "date"}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+ODD_DECIMALS = [Decimal(text) for text in ("1.234", "12345", "1E30000000", "0E30000000", "NaN", "Infinity")]
+EAST = timezone(timedelta(hours=3))
+NOON = datetime(2026, 11, 27, 12, tzinfo=UTC)
+MICROS = NOON + timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +234,30 @@ ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "lon
     [
         ("long", [5, 5.0, True], [1.99, "5", None]),
         ("int", [-(1 << 31)], [1 << 31]),
-        ({"type": "long", "logicalType": "timestamp-millis"}, [datetime(2026, 11, 27, tzinfo=UTC)], [1.5]),
+        (TIMESTAMP, [NOON, NOON.astimezone(EAST), 5, 5.0], [1.5, Decimal("1.99"), MICROS, NOON.replace(tzinfo=None)]),
+        ({"type": "long", "logicalType": "timestamp-micros"}, [MICROS], [MICROS.replace(tzinfo=None)]),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, [MICROS.replace(tzinfo=None)], [MICROS]),
+        (
+            {"type": "long", "logicalType": "local-timestamp-millis"},
+            [NOON.replace(tzinfo=None)],
+            [NOON, MICROS.replace(tzinfo=None)],
+        ),
+        (DATE, [date(2026, 11, 27), "2026-11-27", 5], [NOON, NOON.replace(tzinfo=None), 1.5, Decimal("1.99")]),
+        (
+            {"type": "int", "logicalType": "time-millis"},
+            [time(12, 0, 0, 5000)],
+            [time(12, 0, 0, 5), time(12, tzinfo=EAST)],
+        ),
+        ({"type": "long", "logicalType": "time-micros"}, [time(12, 0, 0, 5)], [time(12, tzinfo=EAST)]),
+        (DECIMAL, [Decimal("-1234.56"), Decimal("1E3"), Decimal(0)], ODD_DECIMALS),
+        ({**DECIMAL, "type": "fixed", "name": "F", "size": 4}, [Decimal("-1234.56"), Decimal("1E3")], ODD_DECIMALS),
+        (["null", DATE, TIMESTAMP], [date(2026, 11, 27), ("long", NOON)], [NOON]),
+        (["string", TIMESTAMP], ["x", NOON], [MICROS]),
+        (["string", DECIMAL], ["x", Decimal(1)], ODD_DECIMALS),
+        ({"type": "long", "logicalType": "other"}, [5], [1.99]),
+        ({"type": "boolean", "logicalType": "other"}, [True], ["no"]),
+        ({"type": "array", "logicalType": "other", "items": "long"}, [[1]], [[1.99]]),
+        ({**ONE_LONG, "logicalType": "other"}, [{"y": 1}], [{"y": 1.99}, {"y": 1, "z": 1}]),
         ("boolean", [False, 1], ["no", None, 5]),
         (["null", "float"], [None, ("null", None), 0.5, 3e38, float("inf")], [1e300]),
         ({"type": "array", "items": "string"}, [["ab"]], ["ab", {"a": "b"}]),
@@ -248,8 +279,9 @@ ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "lon
     ],
 )
 def test_values_that_would_be_stored_as_others_are_refused(kind: Any, plain: list[Any], odd: list[Any]) -> None:
-    """A fraction, any object as a boolean, a float that becomes infinite, a large number that loses digits, a field
-    that the schema lacks: the writer of Avro takes them all, and stores something else."""
+    """A fraction, any object as a boolean, a float that becomes infinite, a large number that loses digits, a time that
+    loses microseconds or its zone, a field that the schema lacks: the writer of Avro takes them all, and stores
+    something else."""
     field = {"name": "x", "type": kind, **({"default": None} if "null" in kind else {})}
     chosen = avro_serde([json.dumps({"type": "record", "name": "R", "fields": [field]})])
     for value in plain:
@@ -287,7 +319,8 @@ def test_schemas_that_are_none(schemas: list[str]) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"scale": 4}),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"precision": 12, "scale": 4}),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}, {"precision": 11}),
         ({"type": "long", "logicalType": "timestamp-millis"}, {"logicalType": "timestamp-micros"}),
     ],
 )

@@ -1,0 +1,150 @@
+"""A consumer loop keeps one source partition of a task, and loses another one, for example of a deleted topic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
+
+from statemgr import JobConfig, StateManager, Task
+from statemgr.consumer import loop as consumer_loop
+from statemgr.errors import MissingState
+from statemgr.testing.memory_clients import MemoryGroupConsumer, served
+from statemgr.testing.memory_kafka import MemoryBroker
+from tests.kafka_jobs import wait_until
+
+PLACE = "memory:partly-revoked"
+KEPT, TAKEN = TopicPartition("in", 0), TopicPartition("more", 0)
+
+
+class Member(MemoryGroupConsumer):
+    """A member that a test takes partitions from and gives partitions to, as brokers do."""
+
+    steps: list[tuple[str, list[TopicPartition]]]
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        if not self.steps:
+            return super().poll(min(timeout, 0.01))
+        kind, partitions = self.steps.pop(0)
+        if kind == "assign":
+            assert self._on_assign is not None
+            self._on_assign(self, partitions)
+            return None
+        assert self._on_revoke is not None
+        self._on_revoke(self, partitions)
+        with self._broker.changed:
+            for at in partitions:
+                self._positions.pop((at.topic, at.partition), None)
+        return None
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Add partitions."""
+        with self._broker.changed:
+            self._begin([TopicPartition(at.topic, at.partition, OFFSET_BEGINNING) for at in partitions])
+
+
+class Running:
+    """A loop on a thread of its own."""
+
+    def __init__(self, config: JobConfig, manager: StateManager, consumer: Member) -> None:
+        self.seen: list[str] = []
+        self.consumer = consumer
+        self.error: BaseException | None = None
+
+        def process(task: Task, message: Message) -> None:
+            self.seen.append(f"{message.topic()} {(message.value() or b'').decode()}")
+            task.store("totals").put(b"count", b"%d" % len(self.seen))
+
+        self._loop = manager.loop(consumer, process)
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:
+            self.error = error
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run until the block ends."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._loop.stop()
+            self._thread.join(60)
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    """A broker in memory with two topics, each with a message."""
+    made = MemoryBroker()
+    for topic in ("in", "more"):
+        made.create(topic, 1)
+        made.append(topic, 0, b"k", b"1")
+    with served(made, PLACE):
+        yield made
+
+
+@pytest.fixture
+def running(broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A loop that has processed the message of each topic. It waits at most a second for missing partitions."""
+    monkeypatch.setattr(consumer_loop, "DEADLINE_S", 1.0)
+    config = JobConfig.from_mapping(
+        {
+            "job.name": "j",
+            "task.inputs": ["in", "more"],
+            "task.commit.ms": 20,
+            "task.checkpoint.replication.factor": 1,
+            "stores.totals.type": "memory",
+            "state.dir": str(tmp_path),
+            "kafka.bootstrap.servers": PLACE,
+        }
+    )
+    plain: Any = config.consumer("g")
+    plain.__class__ = Member
+    plain.steps = []
+    with StateManager(config) as manager:
+        made = Running(config, manager, plain)
+        with made.running():
+            wait_until(lambda: len(made.seen) == 2)
+            yield made
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_rest_of_a_task_waits_for_the_other_partitions(
+    broker: MemoryBroker, running: Running, comes_back: bool
+) -> None:
+    """Nothing is dropped: the task continues when it is whole again, or the loop ends with an error that names the
+    deleted topic."""
+    consumer = running.consumer
+    consumer.in_steps = consumer.by_brokers = True
+    if not comes_back:
+        broker.delete("more")
+    consumer.steps.append(("revoke", [TAKEN]))
+    wait_until(lambda: not consumer.steps)
+    broker.append("in", 0, b"k", b"2")
+    if comes_back:
+        consumer.steps.append(("assign", [TAKEN]))
+        broker.append("more", 0, b"k", b"2")
+        wait_until(lambda: len(running.seen) == 4 or running.error is not None)
+        assert sorted(running.seen) == ["in 1", "in 2", "more 1", "more 2"]
+    else:
+        wait_until(lambda: running.error is not None)
+        assert isinstance(running.error, MissingState)
+        assert running.error.where["topic"] == "more"
+        assert len(running.seen) == 2
+
+
+def test_an_assignment_without_a_deleted_topic(broker: MemoryBroker, running: Running) -> None:
+    """With the classic protocol, the error names the topic, and no assignment strategy."""
+    broker.delete("more")
+    running.consumer.steps += [("revoke", [KEPT, TAKEN]), ("assign", [KEPT])]
+    wait_until(lambda: running.error is not None)
+    assert isinstance(running.error, MissingState)
+    assert running.error.where["topic"] == "more"
