@@ -65,6 +65,8 @@ _HURRY = 2 / 3
 #: Commits in progress from which no other one begins: a stop waits for all of them.
 _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
+#: Most seconds in which a member leaves its group.
+_LEAVE_S = 1.0
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
 _LOOK_S = 0.05
 #: Longest call of the application that the loop counts itself: another call for each message would cost too much.
@@ -185,7 +187,15 @@ class ConsumerLoop:
             self._stopping()  # after an error, too, a blob store that hangs must not hold up the end
             self._tasks.shut_down(self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
-                self._consumer.unsubscribe()
+                self._leave()
+
+    def _leave(self) -> None:
+        """Leave the group, also if nobody closes the consumer: the client tells the brokers in a poll. Otherwise the
+        next member waits until the session has timed out."""
+        self._consumer.unsubscribe()
+        until = self._clock.elapsed() + _LEAVE_S
+        while self._consumer.assignment() and self._clock.elapsed() < until:
+            self._consumer.poll(_POLL_S)
 
     def _turn(self) -> None:
         message = self._poll(_POLL_S)  # 1

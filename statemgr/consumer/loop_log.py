@@ -115,7 +115,8 @@ class LoopStory:
         else:
             self._line(
                 Event.WAITING, "%s: waits for the consumer group to assign tasks, for %.0f s now: it has more members "
-                "than partitions, or the brokers cannot be reached", set(), waited, seconds=round(waited, 1),
+                "than partitions, or one that was killed and whose session.timeout.ms has not passed, or the brokers "
+                "cannot be reached", set(), waited, seconds=round(waited, 1),
             )  # fmt: skip
 
     def _restoring(self, names: list[str], waited: float) -> None:

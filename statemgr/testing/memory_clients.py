@@ -282,6 +282,11 @@ class MemoryGroupConsumer(MemoryConsumer, GroupConsumer):
     def unsubscribe(self) -> None:
         self._broker.leave(self._group, self)
 
+    def assignment(self) -> list[TopicPartition]:
+        with self._broker.changed:
+            is_member = self in self._broker.groups[self._group].members
+            return [TopicPartition(*at) for at in self._positions] if is_member else []
+
     def poll(self, timeout: float = -1) -> Message | None:
         clock = self._broker.clock
         deadline = clock.monotonic() + timeout

@@ -4,6 +4,7 @@ SIGTERM are real."""
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,3 +245,30 @@ def test_an_assignment_that_arrives_after_the_end_opens_nothing(kafka: KafkaServ
         loop._assigned(consumer, [TopicPartition(topic, 0)])
         assert consumer.assignment() == []
     consumer.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_loop_leaves_its_group_although_nobody_closes_the_consumer(
+    kafka: KafkaServer, tmp_path: Path, protocol: str
+) -> None:
+    """The next member gets the tasks at once, and not when the session of the first one has timed out (45 s)."""
+    topic, group = kafka.fresh_name("in"), kafka.fresh_name("group")
+    make_topic(kafka, topic, 1)
+    produce(kafka, topic, 1, range(5))
+    config = JobConfig.from_mapping(
+        job_mapping(kafka, tmp_path, task__inputs=[topic], kafka__consumer__group__protocol=protocol)
+    )
+    consumers = [config.consumer(group) for _ in range(2)]
+    for consumer in consumers:
+        with StateManager(config) as manager:
+            loop = manager.loop(consumer, lambda task, message: None)
+            thread = threading.Thread(target=loop.run)
+            thread.start()
+            began = time.monotonic()
+            wait_until(lambda loop=loop: any(True for _ in loop._tasks), 60)
+            seconds = time.monotonic() - began
+            loop.stop()
+            thread.join(60)
+    for consumer in consumers:
+        consumer.close()
+    assert seconds < 20
