@@ -205,6 +205,44 @@ def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
     assert task.job.changelog == {}
 
 
+@pytest.mark.parametrize("wrong", [("text",), (b"x" * 1000,)])
+@pytest.mark.parametrize("ttl", [None, 100])
+def test_a_refused_value_changes_nothing(task: Task, ttl: int | None, wrong: tuple[Any, ...]) -> None:
+    """A processor may go on after a value of a wrong type, or one that is too large: what it had is there still, and
+    expires at its time."""
+    data = StructType([StructField("b", BinaryType())])
+
+    def declare(handle: Any) -> Any:
+        mapped = handle.getMapState("m", data, data, ttl)
+        return handle.getValueState("v", data, ttl), handle.getListState("l", data, ttl), mapped
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        one, several, mapped = processor.states
+        if numbers == [1]:
+            one.update((b"v",))
+            several.put([(b"1",), (b"2",), (b"3",)])
+            several.put([(b"4",), (b"5",)])
+            mapped.updateValue((b"k",), (b"m",))
+        elif numbers == [2]:
+            for refused in (
+                lambda: one.update(wrong),
+                lambda: several.put([(b"6",), wrong]),
+                lambda: several.appendList([(b"6",), wrong]),
+                lambda: mapped.updateValue((b"k",), wrong),
+            ):
+                with pytest.raises(InvalidError):
+                    refused()
+        return one.get(), list(several.get()), list(mapped.values())
+
+    for number in (1, 2, 3):
+        task.job.opened.content.limit(500, "")
+        found = task.batch(Scripted(declare, act), [("a", number)], number)
+        assert found == [("a", repr(((b"v",), [(b"4",), (b"5",)], [(b"m",)])))]
+    if ttl is not None:
+        task.batch(Scripted(declare, act), [("b", 3)], 101)
+        assert task.job.changelog == {}
+
+
 @pytest.mark.parametrize("length", [3, 2500])
 @pytest.mark.parametrize("change", ["clear", "put", "append"])
 def test_a_list_that_changes_while_it_is_read(task: Task, length: int, change: str) -> None:
