@@ -16,6 +16,8 @@ from pyspark.sql import Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration import SparkJobTester, StatefulQuery, stateful
+from spark_integration.processors.frame import StatefulFrame
+from spark_integration.sessions import changed
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
 from tests.docs.blocks import blocks
@@ -34,6 +36,11 @@ CONFIG = JobConfig.from_mapping(
         "stores.totals.value.serde": "integer",
         "stores.totals.key.serde": "string",
     }
+)
+#: The same job with a store for a processor.
+FOR_PROCESSORS = JobConfig.from_mapping(
+    {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
+    {"stores.totals.type": "rocksdb"},
 )
 ROWS = "key string, amount bigint"
 
@@ -149,11 +156,7 @@ class Visits(StatefulProcessor):
 
 def test_a_processor_with_timers(spark: SparkSession) -> None:
     """The processor's clock follows the tester's. The tester can read its variables and timers."""
-    config = JobConfig.from_mapping(
-        {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
-        {"stores.totals.type": "rocksdb"},
-    )
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Visits(), "user string, visits bigint", "Append", "ProcessingTime")
     frame = frame.select(functions.upper("user").alias("user"), "visits")
     with SparkJobTester(frame, "user string", spark=spark) as tester:
@@ -195,9 +198,7 @@ class Latest(StatefulProcessor):
 
 def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession) -> None:
     """Rows that are older than the watermark are dropped, and event-time timers expire."""
-    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
-    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Latest(), "user string, amount bigint", "Append", "EventTime")
     at = [datetime(2024, 1, 1, 0, minute, tzinfo=UTC) for minute in range(30)]
     with SparkJobTester(
@@ -220,15 +221,49 @@ class Forever(Visits):
 
 def test_a_timer_for_never(spark: SparkSession) -> None:
     """It does not fire, even after the year 9999, and is read as the last time that Python has."""
-    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
-    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Forever(), "user string, visits bigint", "Append", "ProcessingTime")
     with SparkJobTester(frame, "user string", spark=spark) as tester:
         for _ in range(2):
             assert tester.batch([("ann",)]) == [("ann", 1)]
             assert [row["expires"] for row in tester.state(timers=True)] == [datetime.max.replace(tzinfo=UTC)]
         assert tester.advance(seconds=3e11) == []  # the year 11530
+
+
+class Counts(StatefulProcessor):
+    """Yields the number of each user's rows, which the initial state may begin."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the state."""
+        self._count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Count the rows."""
+        self._count.update(((self._count.get() or (0,))[0] + sum(1 for _ in rows),))
+        yield Row(user=key[0], count=self._count.get()[0])
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
+        """Begin with the row's number."""
+        self._count.update((initialState.n,))
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def counts(initial_state: Any = None) -> StatefulFrame:
+    """Return a query that counts rows by the column ``user``."""
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
+    return groups.transformWithState(Counts(), "user string, count bigint", "Append", "None", initial_state)
+
+
+def test_columns_whose_names_differ_in_case(spark: SparkSession) -> None:
+    """In a session that tells them apart, the key is the column of exactly this name."""
+    with (
+        changed(spark, "spark.sql.caseSensitive", "true"),
+        SparkJobTester(counts(), "User string, user string", spark=spark) as tester,
+    ):
+        assert sorted(tester.batch([("x", "ann"), ("x", "bob"), ("x", "ann")])) == [("ann", 2), ("bob", 1)]
+        assert sorted(row["key"]["user"] for row in tester.state(variable="count")) == ["ann", "bob"]
 
 
 def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
