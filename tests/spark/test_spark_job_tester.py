@@ -16,6 +16,7 @@ from pyspark.sql import Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration import SparkJobTester, StatefulQuery, stateful
+from spark_integration.outputs import FileOutput
 from spark_integration.processors.frame import StatefulFrame
 from spark_integration.sessions import changed
 from statemgr import JobConfig
@@ -264,6 +265,18 @@ def test_columns_whose_names_differ_in_case(spark: SparkSession) -> None:
     ):
         assert sorted(tester.batch([("x", "ann"), ("x", "bob"), ("x", "ann")])) == [("ann", 2), ("bob", 1)]
         assert sorted(row["key"]["user"] for row in tester.state(variable="count")) == ["ann", "bob"]
+
+
+def test_files_get_the_rows_after_an_empty_start(spark: SparkSession, tmp_path: Path) -> None:
+    """They skip the sequences that they have, so a job that begins again uses none of them."""
+    output = FileOutput(str(tmp_path / "files"), "json", CONFIG.job_key)
+    query = counts()._query.output(output)
+    for lost, users in ((False, ["ann", "bob"]), (True, ["eve", "max", "zoe"])):
+        with SparkJobTester(query, "user string", spark=spark, allow_empty_start=lost) as tester:
+            for user in users:
+                tester.batch([(user,)])
+    found = spark.read.json(str(tmp_path / "files"))
+    assert sorted(row.user for row in found.collect()) == ["ann", "bob", "eve", "max", "zoe"]
 
 
 def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
