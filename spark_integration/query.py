@@ -25,6 +25,7 @@ from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
 
 InputFunction = Callable[[StartingOffsets], Any]
@@ -154,6 +155,7 @@ class StatefulQuery:
         self.check_complete()
         self._check_input()
         rows = self._rows(StartingOffsets.of({}))
+        self._check_writer(rows)
         driver, manager = self.take_over(rows, **permissions)
         own = None if self._location() else manager.scratch(*own_locations())
         try:
@@ -244,12 +246,7 @@ class StatefulQuery:
         if isinstance(self._output, FileOutput):
             self._output.prepare(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows
-        options = {name: value for name, value in self._options.items() if name.lower() != LOCATION.lower()}
-        writer = source.writeStream.foreachBatch(driver.run).options(**options, **{LOCATION: uri})
-        if self._name is not None:
-            writer = writer.queryName(self._name)
-        if self._trigger:
-            writer = writer.trigger(**self._trigger)
+        writer = self._writer(source).foreachBatch(driver.run).option(LOCATION, uri)
         with location.quick():
             running = writer.start()  # copies the session
         return RunningQuery(running, driver, manager, own)
@@ -259,6 +256,36 @@ class StatefulQuery:
         check_streaming(rows)
         check_stateless(rows)
         return rows
+
+    def _writer(self, rows: DataFrame) -> DataStreamWriter:
+        """Spark's writer, without what the driver adds: the function for a batch and the location."""
+        options = {name: value for name, value in self._options.items() if name.lower() != LOCATION.lower()}
+        writer = rows.writeStream.options(**options)
+        if self._name is not None:
+            writer = writer.queryName(self._name)
+        return writer.trigger(**self._trigger) if self._trigger else writer
+
+    def _check_writer(self, rows: DataFrame) -> None:
+        """Raises: InvalidError for what Spark would refuse only after the job was taken over, which ends the query that
+        runs: a trigger, an option, the name of another query, a location."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        session = rows.sparkSession
+        try:
+            self._writer(rows)
+            if self._location():
+                Location(session, self._location()).query_id()
+        except (PySparkException, Py4JError, TypeError, ValueError) as error:
+            raise InvalidError(
+                f"Spark refuses a setting of the query: {error}",
+                hint=f"check the trigger, the name, the options and {LOCATION}",
+            ) from error
+        if self._name is not None and any(query.name == self._name for query in session.streams.active):
+            raise InvalidError(
+                f"a query of the name {self._name!r} is already running in this session",
+                hint="stop it first, or give this query another name",
+            )
 
     def _location(self) -> str:
         """Return the user's checkpoint location, or an empty text if there is none."""
