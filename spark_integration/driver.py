@@ -82,7 +82,7 @@ RunStage = Callable[["DataFrame", Work], list[Any]]
 @dataclass(frozen=True)
 class Plan:
     """The parts of a query as the user declared them. ``shaped`` takes the steps after the state; before it,
-    ``completed`` gives stored rows the columns that an older version of the query did not have."""
+    ``completed`` gives stored rows the columns and the types that an older version of the query did not have."""
 
     config: JobConfig
     partitioning: Partitioning

@@ -11,7 +11,7 @@ from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan, RunStage
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location, own_locations
-from spark_integration.output_schema import can_be_local, to_arrow
+from spark_integration.output_schema import as_declared, can_be_local, to_arrow
 from spark_integration.outputs import FileOutput, FormatOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
@@ -337,15 +337,8 @@ class StatefulQuery:
         return rows
 
     def _completed(self, rows: DataFrame) -> DataFrame:
-        """Add the declared columns that rows of an older version of the query lack, as nulls, for the steps."""
-        from pyspark.sql import functions
-
-        if not self._steps:
-            return rows
-        names = {name.lower() for name in rows.columns}
-        lacking = [field for field in parsed_schema(self._schema) if field.name.lower() not in names]
-        absent = {field.name: functions.lit(None).cast(field.dataType) for field in lacking}
-        return rows.withColumns(absent) if absent else rows
+        """Give rows that an older version of the query stored the declared columns and types, for the steps."""
+        return as_declared(rows, parsed_schema(self._schema), self.config.job_name) if self._steps else rows
 
     def _plan(self, bound: Bound | None, run_stage: RunStage | None) -> Plan:
         assert self._partitioning is not None

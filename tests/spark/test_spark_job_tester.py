@@ -66,6 +66,44 @@ def contents(tester: SparkJobTester) -> dict[str, int]:
     return {row["key"]: row["value"] for row in tester.state("totals")}
 
 
+def typed(kind: str, value: Any) -> StatefulQuery:
+    """Return a version of the query with another output column, of this type."""
+
+    def process(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+        for rows in totals(batches, stores, context):
+            yield pa.RecordBatch.from_pylist([{**row, "more": value} for row in rows.to_pylist()])
+
+    return query().process(process, f"key string, total bigint, more {kind}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "given"),
+    [
+        (("string", "12"), ("array<bigint>", [1]), []),
+        (("string", "12"), ("bigint", 1), [12]),
+        (("string", "x"), ("bigint", 1), [None]),
+        (("bigint", 12), ("string", "x"), ["12"]),
+        (
+            ("struct<a:bigint,b:bigint>", {"a": 1, "b": 2}),
+            ("struct<b:bigint, a:bigint>", {"b": 2, "a": 1}),
+            [None],
+        ),
+    ],
+)
+def test_a_step_uses_a_column_whose_stored_type_is_another(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, before: Any, after: Any, given: list[Any]
+) -> None:
+    """After a deploy that changes a column's type, the last batch has values of the new type, or nulls."""
+    deployed = typed(*after).then(lambda rows: rows.select("more"))
+    if after[0].startswith("array"):
+        deployed = deployed.then(lambda rows: rows.select(functions.explode("more").alias("more")))
+    with SparkJobTester(typed(*before), ROWS, spark=spark) as tester:
+        tester.batch([("a", 1)], crash_before="output")
+        assert [row.more for row in tester.restore(query=deployed)] == given
+        assert f"the output column more was {before[0]} and is" in caplog.text
+        assert len(tester.batch([("a", 2)])) == 1
+
+
 def test_batches_give_rows_and_state(spark: SparkSession) -> None:
     """A batch returns the rows after the steps that follow the state."""
     with SparkJobTester(query(), ROWS, spark=spark) as tester:
