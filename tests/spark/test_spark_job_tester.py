@@ -305,6 +305,23 @@ def test_columns_whose_names_differ_in_case(spark: SparkSession) -> None:
         assert sorted(row["key"]["user"] for row in tester.state(variable="count")) == ["ann", "bob"]
 
 
+def test_an_initial_state_is_grouped_by_columns(spark: SparkSession) -> None:
+    """The rows of anything else would be read from a column that they do not have, or from another one."""
+    rows = spark.createDataFrame([("ann", "x", ("ann",), 5)], "user string, u string, key struct<user: string>, n int")
+    for grouped in (
+        rows.groupBy(functions.upper("user").alias("user")),
+        rows.groupBy(functions.col("u").alias("user")),
+        rows.groupBy("key.user"),
+        rows.drop("user").withColumn("account", functions.lit("x")).groupBy(functions.col("account").alias("user")),
+        rows.rollup("user"),
+    ):
+        with pytest.raises(InvalidError, match="group by plain columns"):
+            SparkJobTester(counts(grouped), "user string", spark=spark).__enter__()
+    upper = rows.withColumn("user", functions.upper("user")).withColumnRenamed("user", "USER")
+    with SparkJobTester(counts(upper.groupBy("USER")), "user string", spark=spark) as tester:
+        assert tester.batch([("ANN",)]) == [("ANN", 6)]
+
+
 def test_files_get_the_rows_after_an_empty_start(spark: SparkSession, tmp_path: Path) -> None:
     """They skip the sequences that they have, so a job that begins again uses none of them."""
     output = FileOutput(str(tmp_path / "files"), "json", CONFIG.job_key)
