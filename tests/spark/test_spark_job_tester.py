@@ -322,6 +322,18 @@ def test_an_initial_state_is_grouped_by_columns(spark: SparkSession) -> None:
         assert tester.batch([("ANN",)]) == [("ANN", 6)]
 
 
+def test_an_initial_state_with_columns_that_are_not_null(spark: SparkSession) -> None:
+    """A row of the input has nulls in place of the initial state's columns, and the reverse, at any depth."""
+    rows = spark.range(1, 3).selectExpr(
+        "id as n", "if(id = 1, 'ann', 'bob') as user", "named_struct('x', array(1)) as s", "map('a', 1) as m"
+    )
+    assert not any(field.nullable for field in rows.schema)
+    schema = "user string, s struct<x: int not null>"
+    with SparkJobTester(counts(rows.groupBy("user")), schema, spark=spark) as tester:
+        assert sorted(tester.batch([("bob", (1,)), ("eve", None)])) == [("bob", 3), ("eve", 1)]
+        assert {row["key"]["user"]: row["value"]["n"] for row in tester.state(variable="count")}["ann"] == 1
+
+
 def test_files_get_the_rows_after_an_empty_start(spark: SparkSession, tmp_path: Path) -> None:
     """They skip the sequences that they have, so a job that begins again uses none of them."""
     output = FileOutput(str(tmp_path / "files"), "json", CONFIG.job_key)
