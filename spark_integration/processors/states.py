@@ -22,7 +22,7 @@ from pyspark.sql.types import Row, StructType
 from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.refusals import not_initialized, refusal
 from spark_integration.processors.timers import LAST_MS
-from spark_integration.processors.values import value_serde
+from spark_integration.processors.values import to_internal, value_serde
 from spark_integration.processors.variables import LIST, Variable
 from statemgr import Store
 from statemgr.errors import CorruptError
@@ -147,7 +147,7 @@ class Cells:
 
         Raises: InvalidError for a value that cannot be stored. Nothing has changed then.
         """
-        rows = [self._serde.serialize(self._schema.toInternal(_row(value))) for value in values]
+        rows = [self._serde.serialize(to_internal(self._schema, _row(value), "value")) for value in values]
         if self._ttl_ms is None:
             self.write(list(zip(places, rows, strict=True)))
             return
@@ -297,7 +297,7 @@ class StoredMap(MapState):
         return self._cells.read(self._cells.store.get(self._at(key, doing)))
 
     def _at(self, key: tuple[Any, ...], doing: str) -> bytes:
-        return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(_row(key)))
+        return self._cells.place(doing) + encode_key(self._key, to_internal(self._key, _row(key), "key"))
 
     def _items(self, doing: str) -> Iterator[tuple[Row, Row]]:
         start = self._cells.place(doing)
