@@ -366,7 +366,9 @@ class Driver:
                 now=f"{batch.start_offsets} to {batch.end_offsets}",
             )
         self.plan.partitioning.offsets_of_tasks(self.plan.config.tasks, source.end)  # refuses foreign partitions
-        check_continues(source, self.input_offsets(), others_of(published.end_offsets) if published else {})
+        others = others_of(published.end_offsets) if published else {}
+        permitted = self._epoch.permissions.allow_skipped_input
+        check_continues(source, self.input_offsets(), others, allow_skipped=permitted)
         return False
 
     def _has_nothing_to_do(self, source: BatchInput) -> bool:
