@@ -246,7 +246,7 @@ class StatefulQuery:
         if isinstance(self._output, FileOutput):
             self._output.prepare(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows
-        writer = self._writer(source).foreachBatch(driver.run).option(LOCATION, uri)
+        writer = self._writer(source).foreachBatch(driver.run).options(**{LOCATION: uri})
         with location.quick():
             running = writer.start()  # copies the session
         return RunningQuery(running, driver, manager, own)
