@@ -82,7 +82,7 @@ RunStage = Callable[["DataFrame", Work], list[Any]]
 @dataclass(frozen=True)
 class Plan:
     """The parts of a query as the user declared them. ``shaped`` takes the steps after the state; before it,
-    ``completed`` gives stored rows the columns that an older version of the query did not have."""
+    ``completed`` gives stored rows the columns and the types that an older version of the query did not have."""
 
     config: JobConfig
     partitioning: Partitioning
@@ -366,7 +366,9 @@ class Driver:
                 now=f"{batch.start_offsets} to {batch.end_offsets}",
             )
         self.plan.partitioning.offsets_of_tasks(self.plan.config.tasks, source.end)  # refuses foreign partitions
-        check_continues(source, self.input_offsets(), others_of(published.end_offsets) if published else {})
+        others = others_of(published.end_offsets) if published else {}
+        permitted = self._epoch.permissions.allow_skipped_input
+        check_continues(source, self.input_offsets(), others, allow_skipped=permitted)
         return False
 
     def _has_nothing_to_do(self, source: BatchInput) -> bool:
@@ -425,7 +427,7 @@ class Driver:
             next_due=plan.bound.next_due,
             attachments=plan.bound.attachments,
             schema=to_arrow(plan.schema).serialize().to_pybytes(),
-            sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=0),
+            sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=self._epoch.sequence),
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
             previous_watermark_ms=None if before is None else before.watermark_ms,

@@ -7,16 +7,20 @@ own schema in its metadata: Arrow's types alone do not distinguish all of Spark'
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from spark_integration.partitioning import column_named, quoted
 from statemgr.errors import CorruptBlob, InvalidError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
+log = logging.getLogger(__name__)
 _KEY = b"statemgr.spark.schema"
 #: Spark's types that read back exactly as they were written, including nulls.
 _KNOWN = {
@@ -73,6 +77,37 @@ def can_be_local(schema: StructType) -> bool:
         len({*struct.names}) == len(struct.names) and (struct is schema or all(field.nullable for field in struct))
         for struct in structs
     )
+
+
+def as_declared(rows: DataFrame, schema: StructType, job: str) -> DataFrame:
+    """Give stored rows the columns of a newer schema, with nulls in those that they lack.
+
+    A column of another type is cast. It is null where Spark cannot do that, and for structs, whose fields Spark would
+    cast by their position.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions
+
+    changed = {}
+    for column in schema:
+        name, now = column_named(column.name, rows.columns), column.dataType.simpleString()
+        was = None if name is None else rows.schema[name].dataType.simpleString()
+        if was == now:
+            continue
+        null = functions.lit(None).cast(column.dataType)
+        if name is None or was is None:
+            changed[column.name] = null
+            continue
+        log.warning(
+            "%s: the output column %s was %s and is %s now: stored values are cast, or null where that is not possible",
+            job, name, was, now,
+        )  # fmt: skip
+        changed[name] = null if "struct<" in was + now else rows[quoted(name)].try_cast(column.dataType)
+        try:
+            rows.select(changed[name])
+        except AnalysisException:
+            changed[name] = null
+    return rows.withColumns(changed) if changed else rows
 
 
 def types_in(schema: StructType) -> Iterator[tuple[str, DataType]]:

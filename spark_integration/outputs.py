@@ -115,9 +115,10 @@ class FileOutput:
     if the directory is not older than that line. Batches that another query has written come before the job's first
     sequence, so the number may be negative.
 
-    If another output got many sequences, the number changes: the next sequence follows the log's last batch after a few
-    without rows, and older sequences still have numbers of batches that the log has. A driver that hangs, and wakes up
-    meanwhile, still writes one of the few, and not the number of the next sequence.
+    If another output got many sequences, or an empty start left many out, this number changes: the next sequence
+    follows the log's last batch after a few without rows, and older sequences still have numbers of batches that the
+    log has. A driver that hangs, and wakes up meanwhile, still writes one of the few, and not the number of the next
+    sequence.
     """
 
     path: str
@@ -133,7 +134,7 @@ class FileOutput:
             if first is None:
                 first = self._begin(session, sequence - known)
             elif (missing := sequence - first - known) >= _MOST_EMPTY:
-                log.info("%s: another output got %d sequences, for which the files have no batches", self.path, missing)
+                log.info("%s: the files have no batches for %d sequences, which they did not get", self.path, missing)
                 first = self._begin(session, sequence - known - _MOST_EMPTY)
             batch, sink = sequence - first, self._sink(session, jvm)
             for missing in range(known, batch):  # sequences that another output got

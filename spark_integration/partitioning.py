@@ -55,17 +55,18 @@ class Partitioning:
 
         Raises: InvalidError if a column is missing or the reserved name is taken.
         """
-        names = [name.lower() for name in rows.columns]
-        if TASK_COLUMN in names:
+        names = rows.columns
+        if column_named(TASK_COLUMN, names) is not None:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
-        for column in columns:
-            if column.lower() not in names:
+        found = [(column, column_named(column, names)) for column in columns]
+        for column, name in found:
+            if name is None:
                 raise InvalidError(
                     "the input has no such column to partition by",
-                    hint=f"its columns are {', '.join(rows.columns)}",
+                    hint=f"its columns are {', '.join(names)}",
                     column=column,
                 )
-        return [quoted(column) for column in columns]
+        return [quoted(name) for _, name in found if name is not None]
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
         """Check the task's number in every row, and remove the column.
@@ -102,6 +103,14 @@ class Partitioning:
                 raise _too_many_partitions(number, tasks)
             own[number][name] = offset
         return list(own)
+
+
+def column_named(name: str, columns: Sequence[str]) -> str | None:
+    """Return the column of this name, or else the only one whose name differs in case alone; None without one."""
+    if name in columns:
+        return name
+    alike = [column for column in columns if column.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else None
 
 
 def quoted(column: str) -> str:

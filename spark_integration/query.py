@@ -11,7 +11,7 @@ from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan, RunStage
 from spark_integration.heartbeat import with_heartbeat
 from spark_integration.location import Location, own_locations
-from spark_integration.output_schema import can_be_local, to_arrow
+from spark_integration.output_schema import as_declared, can_be_local, to_arrow
 from spark_integration.outputs import FileOutput, FormatOutput, KafkaOutput, Output
 from spark_integration.partitioning import Partitioning
 from spark_integration.reports import OnBatch
@@ -25,6 +25,7 @@ from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
 
 InputFunction = Callable[[StartingOffsets], Any]
@@ -154,6 +155,7 @@ class StatefulQuery:
         self.check_complete()
         self._check_input()
         rows = self._rows(StartingOffsets.of({}))
+        self._check_writer(rows)
         driver, manager = self.take_over(rows, **permissions)
         own = None if self._location() else manager.scratch(*own_locations())
         try:
@@ -244,12 +246,7 @@ class StatefulQuery:
         if isinstance(self._output, FileOutput):
             self._output.prepare(rows.sparkSession)
         source = with_heartbeat(rows) if driver.has_heartbeat else rows
-        options = {name: value for name, value in self._options.items() if name.lower() != LOCATION.lower()}
-        writer = source.writeStream.foreachBatch(driver.run).options(**options, **{LOCATION: uri})
-        if self._name is not None:
-            writer = writer.queryName(self._name)
-        if self._trigger:
-            writer = writer.trigger(**self._trigger)
+        writer = self._writer(source).foreachBatch(driver.run).options(**{LOCATION: uri})
         with location.quick():
             running = writer.start()  # copies the session
         return RunningQuery(running, driver, manager, own)
@@ -259,6 +256,36 @@ class StatefulQuery:
         check_streaming(rows)
         check_stateless(rows)
         return rows
+
+    def _writer(self, rows: DataFrame) -> DataStreamWriter:
+        """Spark's writer, without what the driver adds: the function for a batch and the location."""
+        options = {name: value for name, value in self._options.items() if name.lower() != LOCATION.lower()}
+        writer = rows.writeStream.options(**options)
+        if self._name is not None:
+            writer = writer.queryName(self._name)
+        return writer.trigger(**self._trigger) if self._trigger else writer
+
+    def _check_writer(self, rows: DataFrame) -> None:
+        """Raises: InvalidError for what Spark would refuse only after the job was taken over, which ends the query that
+        runs: a trigger, an option, the name of another query, a location."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        session = rows.sparkSession
+        try:
+            self._writer(rows)
+            if self._location():
+                Location(session, self._location()).query_id()
+        except (PySparkException, Py4JError, TypeError, ValueError) as error:
+            raise InvalidError(
+                f"Spark refuses a setting of the query: {error}",
+                hint=f"check the trigger, the name, the options and {LOCATION}",
+            ) from error
+        if self._name is not None and any(query.name == self._name for query in session.streams.active):
+            raise InvalidError(
+                f"a query of the name {self._name!r} is already running in this session",
+                hint="stop it first, or give this query another name",
+            )
 
     def _location(self) -> str:
         """Return the user's checkpoint location, or an empty text if there is none."""
@@ -310,15 +337,8 @@ class StatefulQuery:
         return rows
 
     def _completed(self, rows: DataFrame) -> DataFrame:
-        """Add the declared columns that rows of an older version of the query lack, as nulls, for the steps."""
-        from pyspark.sql import functions
-
-        if not self._steps:
-            return rows
-        names = {name.lower() for name in rows.columns}
-        lacking = [field for field in parsed_schema(self._schema) if field.name.lower() not in names]
-        absent = {field.name: functions.lit(None).cast(field.dataType) for field in lacking}
-        return rows.withColumns(absent) if absent else rows
+        """Give rows that an older version of the query stored the declared columns and types, for the steps."""
+        return as_declared(rows, parsed_schema(self._schema), self.config.job_name) if self._steps else rows
 
     def _plan(self, bound: Bound | None, run_stage: RunStage | None) -> Plan:
         assert self._partitioning is not None

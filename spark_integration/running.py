@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
 
 _UNLISTED_PARTITIONS = "you must specify all TopicPartitions"
 _OTHER_SOURCES = "sources in the checkpoint offsets and now there are"
+
+
+def other_partitions(text: str) -> InvalidError:
+    """The error for Spark's text about starting offsets that are not those of the input's partitions."""
+    found = re.search(r"Specified: (.*?) Assigned: (.*)", text)
+    specified, assigned = (set(re.findall(r"[\w.-]+-\d+", part)) for part in (found.groups() if found else ("", "")))
+    says = f"; Spark says: {found[0].split(' SQLSTATE')[0][:500]}" if found else ""
+    if specified - assigned:
+        return InvalidError(
+            "the input does not read all partitions of the checkpoint",
+            hint="read them as before. To leave out a topic, take starting_offsets.for_topics(…) of the others in the "
+            f"callable, and start once with allow_skipped_input=True{says}",
+        )
+    return InvalidError(
+        "the input has partitions that the checkpoint does not know",
+        hint=f"name them in the callable: starting_offsets.including('orders-4'){says}",
+    )
 
 
 class RunningQuery(StreamingQuery):
@@ -127,13 +145,7 @@ class RunningQuery(StreamingQuery):
     def _typed(self, error: StreamingQueryException) -> StatemgrError | StreamingQueryException:
         text = str(error)
         if _UNLISTED_PARTITIONS in text:
-            return InvalidError(
-                "the input has partitions that the checkpoint does not know",
-                hint="name them in the callable: starting_offsets.including('orders-4'); Spark says: "
-                + text[text.index("Specified:") :].split(" SQLSTATE")[0][:500]
-                if "Specified:" in text
-                else None,
-            )
+            return other_partitions(text)
         if _OTHER_SOURCES in text:
             return BatchMismatch(
                 "the checkpoint location was made by a query with another number of sources",

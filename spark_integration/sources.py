@@ -157,11 +157,13 @@ def others_of(batch_offsets: str) -> Others:
     return {name: offset for name, offset in json.loads(batch_offsets).items() if name.startswith(OTHER_SOURCE)}
 
 
-def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Others) -> None:
+def check_continues(
+    batch: BatchInput, checkpoint: Offsets | None, others: Others, *, allow_skipped: bool = False
+) -> None:
     """Check that the batch starts exactly where the checkpoint ended (None: no checkpoint). Raises: BatchMismatch.
 
     The first batch of a location may have partitions that the checkpoint does not know: they are new. ``others``: the
-    ends of the sources other than Kafka.
+    ends of the sources other than Kafka. ``allow_skipped``: the input may leave out whole topics of the checkpoint.
     """
     if checkpoint is None:
         if batch.batch_id:
@@ -179,7 +181,16 @@ def check_continues(batch: BatchInput, checkpoint: Offsets | None, others: Other
                 hint="use the checkpoint location of the job's last batch",
                 batch=batch.batch_id,
             )
-    for name in sorted({*checkpoint, *batch.start}):
+    read = {source_topic(name) for name in batch.start}
+    unread = sorted(name for name in checkpoint if source_topic(name) not in read)
+    if unread and not allow_skipped:
+        raise BatchMismatch(
+            f"the input no longer reads the topic {source_topic(unread[0])}",
+            hint="read it as before; to give up the rows that are left in it, start once with allow_skipped_input=True",
+            partition=unread[0],
+            batch=batch.batch_id,
+        )
+    for name in sorted({*checkpoint, *batch.start} - {*unread}):
         has, starts = checkpoint.get(name), batch.start.get(name)
         if has == starts or (has is None and batch.batch_id == 0):
             continue

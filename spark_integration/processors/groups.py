@@ -21,6 +21,7 @@ from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import Row, StructType
 
 from spark_integration.output_schema import types_in
+from spark_integration.partitioning import column_named
 from spark_integration.processors.initial import IS_INPUT, parted
 from spark_integration.processors.keys import encode_key
 
@@ -156,8 +157,8 @@ class _Keys:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, schema: StructType) -> _Keys:
-        names = [name.lower() for name in batch.schema.names]
-        at = [names.index(name.lower()) for name in schema.names]
+        names = batch.schema.names
+        at = [names.index(column_named(name, names) or name) for name in schema.names]
         values = list(zip(*(batch.column(i).to_pylist() for i in at), strict=True))
         return cls(at, values, list(_encoded(values, schema)))
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_integration.partitioning import quoted
+from spark_integration.partitioning import column_named, quoted
+from spark_integration.sessions import JvmRefused, jvm_of
 from statemgr.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class InitialState:
 
         whole = functions.struct(*[quoted(name) for name in self.rows.columns])
         own = self.rows.select(
-            *[functions.col(quoted(name)).alias(name) for name in self.keys],
+            *[functions.col(quoted(column_named(name, self.rows.columns) or name)).alias(name) for name in self.keys],
             functions.lit(False).alias(IS_INPUT),
             whole.alias(ROW),
         )
@@ -52,7 +53,8 @@ class InitialState:
 def initial_state(grouped: Any, key: StructType) -> InitialState:
     """Return the rows of ``initialState``, which must be ``df.groupBy(keys…)``.
 
-    Raises: InvalidError if it is something else, is streaming, or is grouped by other columns than the input.
+    Raises: InvalidError if it is something else, is streaming, or is grouped by other columns than the input, or by
+    anything but columns.
     """
     from pyspark.sql import GroupedData
 
@@ -62,12 +64,31 @@ def initial_state(grouped: Any, key: StructType) -> InitialState:
     rows: DataFrame = grouped._df
     if rows.isStreaming:
         raise InvalidError("initialState is a streaming DataFrame", hint="read it with spark.read")
-    columns = [(one.name.lower(), one.dataType.simpleString()) for one in grouped.count().schema.fields[:-1]]
+    counted = grouped.count()
+    columns = [(one.name.lower(), one.dataType.simpleString()) for one in counted.schema.fields[:-1]]
     wanted = [(one.name.lower(), one.dataType.simpleString()) for one in key.fields]
     if columns != wanted:
         named = [", ".join(f"{name} {kind}" for name, kind in some) for some in (columns, wanted)]
         raise InvalidError(f"initialState is grouped by {named[0]}, and the input by {named[1]}", hint=hint)
+    own = [column_named(name, rows.columns) for name in key.names]
+    if _grouping(counted) not in (own, None):
+        raise InvalidError(
+            "initialState is grouped by expressions, renamed columns or fields of structs",
+            hint="group by plain columns: rows.withColumn('user', …).groupBy('user')",
+        )
     return InitialState(rows, tuple(key.names))
+
+
+def _grouping(counted: DataFrame) -> list[str | None] | None:
+    """The names of the columns that an aggregation groups by, None in place of an expression; None if the session does
+    not let Python look at the plan."""
+    try:
+        with jvm_of(counted.sparkSession):
+            found = counted._jdf.queryExecution().analyzed().groupingExpressions()
+            parts = [found.apply(i) for i in range(found.size())]
+            return [part.name() if part.nodeName() == "AttributeReference" else None for part in parts]
+    except JvmRefused:
+        return None
 
 
 def parted(batch: pa.RecordBatch) -> tuple[list[bool], pa.RecordBatch, pa.RecordBatch] | None:

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
 from spark_integration.context import Bound
+from spark_integration.partitioning import column_named
 from spark_integration.processors.group_state import GroupFunction
 from spark_integration.processors.groups import EventTime, Form
 from spark_integration.processors.handle import Discovery
@@ -66,18 +67,19 @@ class ProcessorProgram:
 
         Raises: InvalidError, and whatever ``init`` raises.
         """
-        columns = {field.name.lower(): field for field in rows.schema.fields}
-        key = StructType([columns[name.lower()] for name in self.keys if name.lower() in columns])
-        if len(key.fields) < len(self.keys):
-            missing = next(name for name in self.keys if name.lower() not in columns)
-            raise InvalidError(
-                "the input has no such column to group by",
-                hint=f"its columns are {', '.join(rows.columns)}; compute others in the input (rows.withColumn)",
-                column=missing,
-            )
+        columns = []
+        for name in self.keys:
+            column = column_named(name, rows.columns)
+            if column is None:
+                raise InvalidError(
+                    "the input has no such column to group by",
+                    hint=f"its columns are {', '.join(rows.columns)}; compute others in the input (rows.withColumn)",
+                    column=name,
+                )
+            # without metadata, because a watermark adds some
+            columns.append(StructField(column, rows.schema[column].dataType, True))
+        key = StructType(columns)
         check_key_types(key, "the grouping key")
-        # without metadata, because a watermark adds some
-        key = StructType([StructField(column.name, column.dataType, True) for column in key.fields])
         settings = rows.sparkSession.conf
         watermarks = [field for field in rows.schema.fields if WATERMARK in field.metadata]
         processor = self.processor
@@ -195,14 +197,14 @@ def output_time(output: StructType, column: str) -> EventTime:
 
     Raises: InvalidError if there is no such column, or if it is neither a timestamp nor a window.
     """
-    found = next((field for field in output.fields if field.name.lower() == column.lower()), None)
-    if found is None:
+    name = column_named(column, output.names)
+    if name is None:
         raise InvalidError(
             f"the output has no column {column!r}",
             hint=f"eventTimeColumnName is one of {', '.join(output.names)}",
             column=column,
         )
-    kind = found.dataType.simpleString()
+    kind = output[name].dataType.simpleString()
     windows = ("struct<start:timestamp,end:timestamp>", "struct<start:timestamp_ntz,end:timestamp_ntz>")
     if kind not in ("timestamp", "timestamp_ntz", *windows):
         raise InvalidError(
@@ -210,7 +212,7 @@ def output_time(output: StructType, column: str) -> EventTime:
             hint="eventTimeColumnName is a column of type timestamp, or a window",
             column=column,
         )
-    return EventTime(found.name, kind in windows)
+    return EventTime(name, kind in windows)
 
 
 def _event_time(rows: DataFrame) -> EventTime:

@@ -22,7 +22,7 @@ from pyspark.sql.types import Row, StructType
 from spark_integration.processors.keys import decode_key, encode_key
 from spark_integration.processors.refusals import not_initialized, refusal
 from spark_integration.processors.timers import LAST_MS
-from spark_integration.processors.values import value_serde
+from spark_integration.processors.values import to_internal, value_serde
 from spark_integration.processors.variables import LIST, Variable
 from statemgr import Store
 from statemgr.errors import CorruptError
@@ -143,26 +143,29 @@ class Cells:
         return self._ttl_ms is None or _number(data) > self.batch.time_ms
 
     def put(self, places: Sequence[bytes], values: Sequence[Any], *, new: bool = False) -> None:
-        """Write values, each with a new expiry. ``new``: the places are empty."""
-        rows = [self._serde.serialize(self._schema.toInternal(_row(value))) for value in values]
+        """Write values, each with a new expiry. ``new``: the places are empty.
+
+        Raises: InvalidError for a value that cannot be stored. Nothing has changed then.
+        """
+        rows = [self._serde.serialize(to_internal(self._schema, _row(value), "value")) for value in values]
         if self._ttl_ms is None:
             self.write(list(zip(places, rows, strict=True)))
             return
-        if not new:
-            self._forget(places)
+        old = [] if new else self._expiries(places)
         expiry = _bytes(min(self.batch.time_ms + self._ttl_ms, LAST_MS))
         self.write([(place, expiry + row) for place, row in zip(places, rows, strict=True)])
+        self.store.delete_many(old)
         self.store.put_many([(_EXPIRY + expiry + place, b"") for place in places])
 
     def delete(self, places: Sequence[bytes]) -> None:
         if self._ttl_ms is not None:
-            self._forget(places)
+            self.store.delete_many(self._expiries(places))
         self.remove(places)
 
-    def _forget(self, places: Sequence[bytes]) -> None:
-        """Remove the places from the index of expiries."""
+    def _expiries(self, places: Sequence[bytes]) -> list[bytes]:
+        """Return the entries of the places in the index of expiries."""
         found = zip(places, self.store.get_many(places), strict=True)
-        self.store.delete_many([_EXPIRY + data[:INT] + place for place, data in found if data is not None])
+        return [_EXPIRY + data[:INT] + place for place, data in found if data is not None]
 
 
 class StoredValue(ValueState):
@@ -202,8 +205,9 @@ class StoredList(ListState):
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         place = self._cells.place("updating value state")
         values = self._checked(newState)
-        self._clear(place)
-        self._append(place, values)
+        first, end = bounds(self._cells.own(place))
+        self._write(place, first, first, values, new=first == end)
+        self._delete(place, first + len(values), end)
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
         self._append(self._cells.place("updating value state"), [newState])
@@ -212,7 +216,9 @@ class StoredList(ListState):
         self._append(self._cells.place("updating value state"), self._checked(newState))
 
     def clear(self) -> None:
-        self._clear(self._cells.place("clearing value state"))
+        place = self._cells.place("clearing value state")
+        self._delete(place, *bounds(self._cells.own(place)))
+        self._cells.remove([place])
 
     def _checked(self, values: Iterable[Any]) -> list[Any]:
         found = list(values)
@@ -222,14 +228,17 @@ class StoredList(ListState):
 
     def _append(self, place: bytes, values: list[Any]) -> None:
         first, end = bounds(self._cells.own(place))
-        self._cells.put([place + _bytes(end + i) for i in range(len(values))], values, new=True)
-        self._cells.write([(place, _bytes(first) + _bytes(end + len(values)))])
+        self._write(place, first, end, values, new=True)
 
-    def _clear(self, place: bytes) -> None:
-        first, end = bounds(self._cells.own(place))
-        for start in range(first, end, _CHUNK):
-            self._cells.delete([place + _bytes(i) for i in range(start, min(end, start + _CHUNK))])
-        self._cells.remove([place])
+    def _write(self, place: bytes, first: int, at: int, values: list[Any], *, new: bool) -> None:
+        """Write elements from index ``at``, where the list then ends. A refused one leaves the list as it was."""
+        end = at + len(values)
+        self._cells.put([place + _bytes(i) for i in range(at, end)], values, new=new)
+        self._cells.write([(place, _bytes(first) + _bytes(end))])
+
+    def _delete(self, place: bytes, start: int, end: int) -> None:
+        for first in range(start, end, _CHUNK):
+            self._cells.delete([place + _bytes(i) for i in range(first, min(end, first + _CHUNK))])
 
     def _rows(self, place: bytes) -> Iterator[Row]:
         first, end = bounds(self._cells.own(place))
@@ -288,7 +297,7 @@ class StoredMap(MapState):
         return self._cells.read(self._cells.store.get(self._at(key, doing)))
 
     def _at(self, key: tuple[Any, ...], doing: str) -> bytes:
-        return self._cells.place(doing) + encode_key(self._key, self._key.toInternal(_row(key)))
+        return self._cells.place(doing) + encode_key(self._key, to_internal(self._key, _row(key), "key"))
 
     def _items(self, doing: str) -> Iterator[tuple[Row, Row]]:
         start = self._cells.place(doing)

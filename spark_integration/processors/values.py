@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from spark_integration.output_schema import types_in
 from statemgr.errors import InvalidError
 from statemgr.serdes import avro_serde
 
@@ -57,8 +58,55 @@ _Convert = Callable[[Any], Any]
 
 
 def check_value_types(schema: StructType, what: str) -> None:
-    """Check the types of values. Raises: InvalidError that names the first type that cannot be a value."""
+    """Check the types of values.
+
+    Raises: InvalidError that names the first type that cannot be a value, or the first of two fields of one name.
+    """
     _avro(schema, what)
+    for at, kind in (("", schema), *types_in(schema)):
+        names = kind.names if type(kind).__name__ == "StructType" else []  # type: ignore[attr-defined]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            field = f"{at}.{twice}" if at else twice
+            raise InvalidError(f"{what} has two fields of one name", hint="rename one of them", field=field)
+
+
+def to_internal(schema: StructType, row: Any, what: str) -> Any:
+    """Return a row in Spark's internal form. Raises: InvalidError if it does not have the types of the schema."""
+    try:
+        if row is None:
+            raise TypeError("it is None")
+        _check_fields(schema, row)
+        return schema.toInternal(row)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidError(
+            f"a {what} does not have the types {schema.simpleString()}: {error}", hint="pass the declared types"
+        ) from error
+
+
+def _check_fields(kind: Any, value: Any) -> None:
+    """Check that structs have no other fields than the declared ones, which PySpark would leave out.
+
+    Raises: ValueError.
+    """
+    name = type(kind).__name__
+    if name == "StructType" and isinstance(value, dict):
+        if unknown := [key for key in value if key not in kind.names]:
+            raise ValueError(f"there is no field {unknown[0]!r}")
+        value = [value.get(key) for key in kind.names]
+    if name == "StructType" and isinstance(value, tuple | list):
+        if len(value) != len(kind.fields):
+            raise ValueError(f"{len(kind.fields)} fields are required while {len(value)} values are provided")
+        for field, item in zip(kind.fields, value, strict=True):
+            if field.dataType.needConversion():
+                _check_fields(field.dataType, item)
+    elif name == "ArrayType":
+        for item in value or ():
+            _check_fields(kind.elementType, item)
+    elif name == "MapType":
+        for key, item in (value or {}).items():
+            _check_fields(kind.keyType, key)
+            _check_fields(kind.valueType, item)
 
 
 def is_nullable(kind: DataType) -> bool:
@@ -216,6 +264,8 @@ def _converters(kind: DataType) -> tuple[_Convert, _Convert]:
         return as_bytes, _same
     if name == "FloatType":
         return _single, _same
+    if name == "NullType":
+        return _no_value, _same
     if name in _SMALL:
         return _within(_SMALL[name]), _same
     return _same, _same
@@ -238,6 +288,10 @@ def _optional(kind: DataType, *, nullable: bool = True) -> tuple[_Convert, _Conv
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _no_value(value: Any) -> Any:
+    raise ValueError(f"{value!r} where only null can be")
 
 
 def _single(value: Any) -> Any:

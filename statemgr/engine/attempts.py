@@ -45,6 +45,8 @@ class Epoch:
 
     ``refill``: task → (factory, store) pairs that the next commit must fill again.
     ``permissions``: the one-shot permissions that were given to :meth:`statemgr.StateManager.acquire`.
+    ``sequence``: the sequence number before that of the first publish. After a permitted empty start it is the time in
+    epoch milliseconds, so that no number is used twice.
     """
 
     number: int
@@ -52,13 +54,14 @@ class Epoch:
     checkpoints: Mapping[str, Checkpoint | None]
     refill: Mapping[str, Refill] = field(default_factory=dict)
     permissions: Permissions = NO_PERMISSIONS
+    sequence: int = 0
 
     def after_publish(self) -> Epoch:
         """The epoch for the commits after the first one, which used up the permissions and refills."""
         return replace(self, checkpoints={}, refill={}, permissions=NO_PERMISSIONS)
 
     def to_bytes(self) -> bytes:
-        """The epoch for other machines, as JSON without the checkpoints."""
+        """The epoch for other machines, as JSON without the checkpoints and the sequence number."""
         layout = self.layout
         return json.dumps(
             {

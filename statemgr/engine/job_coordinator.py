@@ -66,6 +66,9 @@ class JobCoordinator(Coordinator):
         acquired: JobCoordinator | None = None
         try:
             found = read_published(owner, layout, names, given)  # 3 to 5
+            if found.permitted.allow_empty_start and not owner.published.checkpoints:
+                # outputs skip the sequence numbers that the lost state has used
+                owner.published.sequence = services.clock.time_ns() // 1_000_000
             if (adopted := log.adopted()) is not None:
                 old_job = OldJobWatch(services)
                 for task in names:
@@ -78,7 +81,8 @@ class JobCoordinator(Coordinator):
         published = owner.published
         refill = {task: pairs | acquired.damaged[task] for task, pairs in found.refill.items()}
         checkpoints = {name: published.checkpoint(name) for name in names}
-        return acquired, Epoch(published.epoch, published.layout, checkpoints, refill, found.permitted)
+        sequence = published.newest_sequence
+        return acquired, Epoch(published.epoch, published.layout, checkpoints, refill, found.permitted, sequence)
 
     # --- commits -------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Published:
         permits: one-shot permissions of the opening, which the first publish uses up.
         offers: offers of first snapshots that the next publish deletes.
         kept: task → the checkpoints that it keeps from now on, if they are not those of its newest checkpoint.
-        sequence: the highest sequence number that other layouts of the job have used.
+        sequence: the highest sequence number that other layouts of the job, or a lost state of it, may have used.
         used: those of ``permits`` that the newest publish deletes.
         along: keys and values of further records that the first publish sends; None deletes a record.
         end: the offset after the last record of the newest publish on the topic, if it was acknowledged.

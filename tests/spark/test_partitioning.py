@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import DataFrame
 
 from spark_integration import StateContext
 from spark_integration.sources import StartingOffsets
 from statemgr import StateManager, Store
-from statemgr.errors import InvalidError
+from statemgr.errors import BatchMismatch, InvalidError
 from tests.spark.conftest import OUTPUT, Pipeline, count
 
 MakePipeline = Callable[..., Pipeline]
@@ -91,6 +92,31 @@ def test_a_topic_that_grew(pipeline: MakePipeline) -> None:
     job.run()
 
     assert job.state("blob-store") == job.outputs.counts() == job.produced
+
+
+def test_an_input_that_leaves_out_a_topic(pipeline: MakePipeline) -> None:
+    """It is refused by name, and needs a permission for one start. The other topic goes on where it was."""
+    job, prices = (pipeline(tasks=1, partitions=1) for _ in range(2))
+
+    def orders(offsets: StartingOffsets) -> DataFrame:
+        return job.rows(offsets.for_topics(job.topic))
+
+    job.produce(20)
+    prices.produce(10)
+    job.run(job.query().input(lambda offsets: orders(offsets).union(prices.rows(offsets.for_topics(prices.topic)))))
+    for wrong, error, message in (
+        (orders, BatchMismatch, f"no longer reads the topic {prices.topic}"),
+        (job.rows, InvalidError, "does not read all partitions of the checkpoint"),
+    ):
+        shutil.rmtree(job.location)
+        with pytest.raises(error, match=message):
+            job.run(job.query().input(wrong))
+    for permission in ({"allow_skipped_input": True}, {}):
+        shutil.rmtree(job.location)
+        job.produce(20)
+        job.run(job.query().input(orders), **permission)
+    totals = {key: job.produced.get(key, 0) + prices.produced.get(key, 0) for key in job.produced}
+    assert job.state("blob-store") == job.outputs.counts() == totals
 
 
 def only_first(

@@ -239,6 +239,30 @@ def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
     assert job.state("blob-store") == before
 
 
+def test_what_spark_refuses_does_not_end_the_running_query(pipeline: MakePipeline) -> None:
+    """A wrong trigger, a name that is taken and an impossible location are found before the job is taken over."""
+    job = pipeline(tasks=1, partitions=1)
+    job.produce(20)
+    name = job.config.job_name
+    running = job.query().trigger(processingTime="100 milliseconds").queryName(name).start()
+    try:
+        running.processAllAvailable()
+        for wrong, message in (
+            (job.query().trigger(processingTime="10 secondz"), "secondz"),
+            (job.query().trigger(processingtime="10 seconds"), "processingtime"),
+            (job.query().queryName(""), "queryName"),
+            (job.query().queryName(name), "already running"),
+            (job.query().option("checkpointLocation", "nowhere://location"), "nowhere"),
+        ):
+            with pytest.raises(InvalidError, match=message):
+                wrong.start()
+        job.produce(20)
+        running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.state("blob-store") == job.produced
+
+
 def test_an_incomplete_query(pipeline: MakePipeline) -> None:
     """Each missing part of a query is named before the query changes the job."""
     job = pipeline()

@@ -16,6 +16,9 @@ from pyspark.sql import Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_integration import SparkJobTester, StatefulQuery, stateful
+from spark_integration.outputs import FileOutput
+from spark_integration.processors.frame import StatefulFrame
+from spark_integration.sessions import changed
 from statemgr import JobConfig
 from statemgr.errors import InvalidError
 from tests.docs.blocks import blocks
@@ -34,6 +37,11 @@ CONFIG = JobConfig.from_mapping(
         "stores.totals.value.serde": "integer",
         "stores.totals.key.serde": "string",
     }
+)
+#: The same job with a store for a processor.
+FOR_PROCESSORS = JobConfig.from_mapping(
+    {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
+    {"stores.totals.type": "rocksdb"},
 )
 ROWS = "key string, amount bigint"
 
@@ -56,6 +64,44 @@ def query() -> StatefulQuery:
 def contents(tester: SparkJobTester) -> dict[str, int]:
     """Return the published state."""
     return {row["key"]: row["value"] for row in tester.state("totals")}
+
+
+def typed(kind: str, value: Any) -> StatefulQuery:
+    """Return a version of the query with another output column, of this type."""
+
+    def process(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
+        for rows in totals(batches, stores, context):
+            yield pa.RecordBatch.from_pylist([{**row, "more": value} for row in rows.to_pylist()])
+
+    return query().process(process, f"key string, total bigint, more {kind}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "given"),
+    [
+        (("string", "12"), ("array<bigint>", [1]), []),
+        (("string", "12"), ("bigint", 1), [12]),
+        (("string", "x"), ("bigint", 1), [None]),
+        (("bigint", 12), ("string", "x"), ["12"]),
+        (
+            ("struct<a:bigint,b:bigint>", {"a": 1, "b": 2}),
+            ("struct<b:bigint, a:bigint>", {"b": 2, "a": 1}),
+            [None],
+        ),
+    ],
+)
+def test_a_step_uses_a_column_whose_stored_type_is_another(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, before: Any, after: Any, given: list[Any]
+) -> None:
+    """After a deploy that changes a column's type, the last batch has values of the new type, or nulls."""
+    deployed = typed(*after).then(lambda rows: rows.select("more"))
+    if after[0].startswith("array"):
+        deployed = deployed.then(lambda rows: rows.select(functions.explode("more").alias("more")))
+    with SparkJobTester(typed(*before), ROWS, spark=spark) as tester:
+        tester.batch([("a", 1)], crash_before="output")
+        assert [row.more for row in tester.restore(query=deployed)] == given
+        assert f"the output column more was {before[0]} and is" in caplog.text
+        assert len(tester.batch([("a", 2)])) == 1
 
 
 def test_batches_give_rows_and_state(spark: SparkSession) -> None:
@@ -149,11 +195,7 @@ class Visits(StatefulProcessor):
 
 def test_a_processor_with_timers(spark: SparkSession) -> None:
     """The processor's clock follows the tester's. The tester can read its variables and timers."""
-    config = JobConfig.from_mapping(
-        {key: value for key, value in CONFIG.to_mapping().items() if ".serde" not in key},
-        {"stores.totals.type": "rocksdb"},
-    )
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Visits(), "user string, visits bigint", "Append", "ProcessingTime")
     frame = frame.select(functions.upper("user").alias("user"), "visits")
     with SparkJobTester(frame, "user string", spark=spark) as tester:
@@ -195,9 +237,7 @@ class Latest(StatefulProcessor):
 
 def test_a_watermark_follows_the_rows_of_the_batches_before(spark: SparkSession) -> None:
     """Rows that are older than the watermark are dropped, and event-time timers expire."""
-    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
-    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Latest(), "user string, amount bigint", "Append", "EventTime")
     at = [datetime(2024, 1, 1, 0, minute, tzinfo=UTC) for minute in range(30)]
     with SparkJobTester(
@@ -220,15 +260,90 @@ class Forever(Visits):
 
 def test_a_timer_for_never(spark: SparkSession) -> None:
     """It does not fire, even after the year 9999, and is read as the last time that Python has."""
-    config = JobConfig.from_mapping({k: v for k, v in CONFIG.to_mapping().items() if ".serde" not in k})
-    config = JobConfig.from_mapping(config.to_mapping(), {"stores.totals.type": "rocksdb"})
-    groups = stateful(lambda _: None, "user", config=config)
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
     frame = groups.transformWithState(Forever(), "user string, visits bigint", "Append", "ProcessingTime")
     with SparkJobTester(frame, "user string", spark=spark) as tester:
         for _ in range(2):
             assert tester.batch([("ann",)]) == [("ann", 1)]
             assert [row["expires"] for row in tester.state(timers=True)] == [datetime.max.replace(tzinfo=UTC)]
         assert tester.advance(seconds=3e11) == []  # the year 11530
+
+
+class Counts(StatefulProcessor):
+    """Yields the number of each user's rows, which the initial state may begin."""
+
+    def init(self, handle: Any) -> None:
+        """Declare the state."""
+        self._count = handle.getValueState("count", "n bigint")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Count the rows."""
+        self._count.update(((self._count.get() or (0,))[0] + sum(1 for _ in rows),))
+        yield Row(user=key[0], count=self._count.get()[0])
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
+        """Begin with the row's number."""
+        self._count.update((initialState.n,))
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def counts(initial_state: Any = None) -> StatefulFrame:
+    """Return a query that counts rows by the column ``user``."""
+    groups = stateful(lambda _: None, "user", config=FOR_PROCESSORS)
+    return groups.transformWithState(Counts(), "user string, count bigint", "Append", "None", initial_state)
+
+
+def test_columns_whose_names_differ_in_case(spark: SparkSession) -> None:
+    """In a session that tells them apart, the key is the column of exactly this name."""
+    with (
+        changed(spark, "spark.sql.caseSensitive", "true"),
+        SparkJobTester(counts(), "User string, user string", spark=spark) as tester,
+    ):
+        assert sorted(tester.batch([("x", "ann"), ("x", "bob"), ("x", "ann")])) == [("ann", 2), ("bob", 1)]
+        assert sorted(row["key"]["user"] for row in tester.state(variable="count")) == ["ann", "bob"]
+
+
+def test_an_initial_state_is_grouped_by_columns(spark: SparkSession) -> None:
+    """The rows of anything else would be read from a column that they do not have, or from another one."""
+    rows = spark.createDataFrame([("ann", "x", ("ann",), 5)], "user string, u string, key struct<user: string>, n int")
+    for grouped in (
+        rows.groupBy(functions.upper("user").alias("user")),
+        rows.groupBy(functions.col("u").alias("user")),
+        rows.groupBy("key.user"),
+        rows.drop("user").withColumn("account", functions.lit("x")).groupBy(functions.col("account").alias("user")),
+        rows.rollup("user"),
+    ):
+        with pytest.raises(InvalidError, match="group by plain columns"):
+            SparkJobTester(counts(grouped), "user string", spark=spark).__enter__()
+    upper = rows.withColumn("user", functions.upper("user")).withColumnRenamed("user", "USER")
+    with SparkJobTester(counts(upper.groupBy("USER")), "user string", spark=spark) as tester:
+        assert tester.batch([("ANN",)]) == [("ANN", 6)]
+
+
+def test_an_initial_state_with_columns_that_are_not_null(spark: SparkSession) -> None:
+    """A row of the input has nulls in place of the initial state's columns, and the reverse, at any depth."""
+    rows = spark.range(1, 3).selectExpr(
+        "id as n", "if(id = 1, 'ann', 'bob') as user", "named_struct('x', array(1)) as s", "map('a', 1) as m"
+    )
+    assert not any(field.nullable for field in rows.schema)
+    schema = "user string, s struct<x: int not null>"
+    with SparkJobTester(counts(rows.groupBy("user")), schema, spark=spark) as tester:
+        assert sorted(tester.batch([("bob", (1,)), ("eve", None)])) == [("bob", 3), ("eve", 1)]
+        assert {row["key"]["user"]: row["value"]["n"] for row in tester.state(variable="count")}["ann"] == 1
+
+
+def test_files_get_the_rows_after_an_empty_start(spark: SparkSession, tmp_path: Path) -> None:
+    """They skip the sequences that they have, so a job that begins again uses none of them."""
+    output = FileOutput(str(tmp_path / "files"), "json", CONFIG.job_key)
+    query = counts()._query.output(output)
+    for lost, users in ((False, ["ann", "bob"]), (True, ["eve", "max", "zoe"])):
+        with SparkJobTester(query, "user string", spark=spark, allow_empty_start=lost) as tester:
+            for user in users:
+                tester.batch([(user,)])
+    found = spark.read.json(str(tmp_path / "files"))
+    assert sorted(row.user for row in found.collect()) == ["ann", "bob", "eve", "max", "zoe"]
 
 
 def tell_watermarks(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:

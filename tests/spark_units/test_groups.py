@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType, LongType, StringType, StructField, StructType
 
+from spark_integration.partitioning import column_named
 from spark_integration.processors.groups import EventTime, Form, grouped, in_time
 from spark_integration.processors.yielded import converted
 from spark_integration.sessions import limit
@@ -121,6 +122,15 @@ def test_times_of_an_hour_that_a_clock_repeats_are_two_keys() -> None:
         key = from_arrow_schema(rows.schema)
         found = [len(list(group)) for *_, group, _ in grouped([rows], key, replace(form(), pandas=False), ignore)]
         assert found == [2, 1]
+
+
+@pytest.mark.parametrize("pandas", [True, False])
+def test_columns_whose_names_differ_in_case(pandas: bool) -> None:
+    """The key is the column of exactly this name. Another case is only found if there is no doubt."""
+    rows = pa.record_batch({"Key": pa.array(["x", "x"]), "key": pa.array(["a", "b"])})
+    assert [key for _, key, _, _ in grouped([rows], KEY, replace(form(), pandas=pandas), ignore)] == [("a",), ("b",)]
+    for names, found in ((["Key", "key"], "key"), (["KEY", "n"], "KEY"), (["Key", "KEY"], None), (["n"], None)):
+        assert column_named("key", names) == found
 
 
 def test_a_record_batch_with_only_late_rows_is_no_group() -> None:

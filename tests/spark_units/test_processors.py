@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -20,15 +21,21 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
     DecimalType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
     Row,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from spark_integration.context import StateContext
@@ -203,6 +210,44 @@ def test_a_long_list_is_read_replaced_and_cleared(task: Task) -> None:
     assert len(task.job.changelog) == 2
     assert task.batch(processor, [("a", 0)], 1000) == [("a", "0")]
     assert task.job.changelog == {}
+
+
+@pytest.mark.parametrize("wrong", [("text",), (b"x" * 1000,)])
+@pytest.mark.parametrize("ttl", [None, 100])
+def test_a_refused_value_changes_nothing(task: Task, ttl: int | None, wrong: tuple[Any, ...]) -> None:
+    """A processor may go on after a value of a wrong type, or one that is too large: what it had is there still, and
+    expires at its time."""
+    data = StructType([StructField("b", BinaryType())])
+
+    def declare(handle: Any) -> Any:
+        mapped = handle.getMapState("m", data, data, ttl)
+        return handle.getValueState("v", data, ttl), handle.getListState("l", data, ttl), mapped
+
+    def act(processor: Any, numbers: list[int]) -> Any:
+        one, several, mapped = processor.states
+        if numbers == [1]:
+            one.update((b"v",))
+            several.put([(b"1",), (b"2",), (b"3",)])
+            several.put([(b"4",), (b"5",)])
+            mapped.updateValue((b"k",), (b"m",))
+        elif numbers == [2]:
+            for refused in (
+                lambda: one.update(wrong),
+                lambda: several.put([(b"6",), wrong]),
+                lambda: several.appendList([(b"6",), wrong]),
+                lambda: mapped.updateValue((b"k",), wrong),
+            ):
+                with pytest.raises(InvalidError):
+                    refused()
+        return one.get(), list(several.get()), list(mapped.values())
+
+    for number in (1, 2, 3):
+        task.job.opened.content.limit(500, "")
+        found = task.batch(Scripted(declare, act), [("a", number)], number)
+        assert found == [("a", repr(((b"v",), [(b"4",), (b"5",)], [(b"m",)])))]
+    if ttl is not None:
+        task.batch(Scripted(declare, act), [("b", 3)], 101)
+        assert task.job.changelog == {}
 
 
 @pytest.mark.parametrize("length", [3, 2500])
@@ -616,6 +661,60 @@ def test_values_of_wrong_types_are_refused(task: Task) -> None:
         processor = Scripted(value(), lambda p, n, wrong=wrong: p.states.update(wrong))  # type: ignore[misc]
         with pytest.raises(InvalidError):
             task.batch(processor, [("a", 1)], 1000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        *((DateType(), one) for one in ("2024-01-01", 5)),
+        *((TimestampType(), one) for one in ("2024", 5, date(2024, 1, 1), np.datetime64("2024-01-01", "ns"))),
+        (TimestampNTZType(), "2024"),
+        (DayTimeIntervalType(), 5),
+        (NullType(), 1),
+        (ArrayType(DateType()), 5),
+        (MapType(StringType(), DateType()), [1]),
+        (StructType().add("at", DateType()), (date(2024, 1, 1), 5)),
+        (StructType().add("at", DateType()), {"other": date(2024, 1, 1)}),
+        (ArrayType(StructType().add("at", DateType())), [(date(2024, 1, 1), 5)]),
+        (MapType(StringType(), StructType().add("at", DateType())), {"a": (date(2024, 1, 1), 5)}),
+    ],
+    ids=str,
+)
+def test_what_is_not_of_a_type_is_refused(task: Task, kind: DataType, wrong: Any) -> None:
+    """Also where PySpark converts the value: it would leave out fields, or raise an error of its own."""
+    schema = StructType([StructField("f", kind)])
+    is_key = not isinstance(kind, MapType | NullType)
+
+    def declare(handle: Any) -> Any:
+        return handle.getValueState("v", schema), handle.getMapState("m", schema if is_key else NUMBER, NUMBER)
+
+    def act(processor: Any, numbers: list[int]) -> None:
+        one, mapped = processor.states
+        for refused in ((wrong,), (None, 5), {"g": 1}, None, 5):
+            with pytest.raises(InvalidError):
+                one.update(refused)
+            for use in (
+                mapped.containsKey,
+                mapped.removeKey,
+                mapped.getValue,
+                lambda key: mapped.updateValue(key, (1,)),
+            ):
+                with pytest.raises(InvalidError):
+                    use(refused if is_key else ("text",))
+        one.update((None,))
+        assert one.get() == (None,)
+
+    assert task.batch(Scripted(declare, act), [("a", 1)], 1000) == [("a", "None")]
+
+
+def test_two_fields_of_one_name_are_refused(task: Task) -> None:
+    """Both would get the last value, at any depth."""
+    twice = StructType().add("a", LongType()).add("a", LongType())
+    for schema, at in ((twice, "a"), (StructType().add("in", ArrayType(twice)), "in.element.a")):
+        discovery = Discovery("none")
+        discovery.getListState("values", schema)
+        with pytest.raises(InvalidError, match=f"'values' has two fields of one name.*field={at}"):
+            discovery.found()
 
 
 def test_a_number_that_a_float_cannot_hold() -> None:

@@ -16,6 +16,7 @@ from spark_integration.context import Bound
 from spark_integration.driver import Driver, Plan
 from spark_integration.location import Location
 from spark_integration.partitioning import Partitioning
+from spark_integration.running import other_partitions
 from spark_integration.sources import (
     BatchInput,
     OffsetLog,
@@ -221,6 +222,7 @@ def test_batches_that_continue(batch_id: int, start: dict[str, int], checkpoint:
         (0, {"a-0": 4}, {"a-0": 5}, "counted twice"),
         (0, {"a-0": 6}, {"a-0": 5}, "would be lost"),
         (0, {"a-0": 5}, {"a-0": 5, "a-1": 1}, "starts at nothing"),
+        (0, {"a-0": 5}, {"a-0": 5, "b-x-0": 1, "b-x-1": 1}, "no longer reads the topic b-x"),
         (4, {"a-0": 5, "a-1": 0}, {"a-0": 5}, "the checkpoint is at nothing"),
     ],
 )
@@ -230,3 +232,32 @@ def test_batches_that_do_not_continue(
     """A gap, an overlap and a partition that is missing or unexpected are refused."""
     with pytest.raises(BatchMismatch, match=message):
         check_continues(BatchInput(batch_id, start, {}, 0, None), checkpoint, {})
+
+
+def test_an_input_that_may_leave_out_topics() -> None:
+    """The permission is for whole topics only, and holds until a batch is published."""
+    checkpoint = {"a-0": 5, "a-1": 6, "b-0": 1}
+    for batch_id in (0, 1):
+        check_continues(BatchInput(batch_id, {"a-0": 5, "a-1": 6}, {}, 0, None), checkpoint, {}, allow_skipped=True)
+    for start in ({"a-0": 5}, {"a-0": 5, "a-1": 7}):
+        with pytest.raises(BatchMismatch, match="batch 0 starts at"):
+            check_continues(BatchInput(0, start, {}, 0, None), checkpoint, {}, allow_skipped=True)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "message"),
+    [
+        ("Set(a-0, a-1, b-x-0, b-x-1)", "that the checkpoint does not know.*including"),
+        ("Set(a-0, a-1)", "does not read all partitions.*for_topics.*allow_skipped_input"),
+        ("Set(c-0)", "does not read all partitions"),
+    ],
+)
+def test_starting_offsets_of_other_partitions(assigned: str, message: str) -> None:
+    """Spark names both sets. Which of them has more says what the user has to do."""
+    text = (
+        "assertion failed: If startingOffsets contains specific offsets, you must specify all TopicPartitions.\n"
+        "Use -1 for latest, -2 for earliest, if you don't care.\n"
+        f"Specified: Set(a-0, a-1, b-x-0) Assigned: {assigned} SQLSTATE: XXKST"
+    )
+    with pytest.raises(InvalidError, match=message):
+        raise other_partitions(text)

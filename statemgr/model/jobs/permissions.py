@@ -40,7 +40,7 @@ class Permissions:
         allow_new_stores: start stores empty if the checkpoint does not list them.
         allow_removed_stores: drop stores that the checkpoint lists.
         allow_skipped_input: continue although an input topic was deleted and created again. A consumer loop also starts
-            where the input begins if the checkpoint's offset is gone.
+            where the input begins if the checkpoint's offset is gone, and a query on Spark may leave out a topic.
         allow_serde_change: continue with other serdes than those that wrote the checkpoint's keys and values.
         overwrite_changelog: delete records of a changelog that no checkpoint of the job explains.
         allow_repeated_input: begin at the offsets of an adoption although the old job has gone on since.

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,20 @@ def driver(kafka: KafkaServer, tmp_path: Path) -> Iterator[StateManager]:
 def executor(driver: StateManager, tmp_path: Path, number: int = 0, restore: str = "blob-store") -> JobConfig:
     """The driver's job on another machine."""
     return elsewhere(driver.config, tmp_path / f"executor-{number}", restore)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_sequence_numbers_after_an_empty_start(driver: StateManager, tmp_path: Path, lost: bool) -> None:
+    """Outputs know the numbers of the lost state, so the next ones are above all of them. A new job counts from 1."""
+    found, before_ms = [], time.time_ns() // 1_000_000
+    for _ in range(3):
+        epoch = driver.acquire(allow_empty_start=lost)
+        prepared = [attempt(executor(driver, tmp_path), epoch, task, {b"key": b"1"}, 0) for task in TASKS]
+        numbers = {one.sequence for one in driver.publish(prepared).values()}
+        assert numbers == {epoch.sequence + 1}
+        found += numbers
+    assert found == [found[0], found[0] + 1, found[0] + 2]
+    assert before_ms < found[0] <= time.time_ns() // 1_000_000 + 1 if lost else found[0] == 1
 
 
 @pytest.mark.parametrize("restore", DUAL)
