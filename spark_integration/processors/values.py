@@ -90,6 +90,8 @@ def _check_fields(kind: Any, value: Any) -> None:
     Raises: ValueError.
     """
     name = type(kind).__name__
+    if value is None or not kind.needConversion():
+        return
     if name == "StructType" and isinstance(value, dict):
         if unknown := [key for key in value if key not in kind.names]:
             raise ValueError(f"there is no field {unknown[0]!r}")
@@ -98,13 +100,12 @@ def _check_fields(kind: Any, value: Any) -> None:
         if len(value) != len(kind.fields):
             raise ValueError(f"{len(kind.fields)} fields are required while {len(value)} values are provided")
         for field, item in zip(kind.fields, value, strict=True):
-            if field.dataType.needConversion():
-                _check_fields(field.dataType, item)
+            _check_fields(field.dataType, item)
     elif name == "ArrayType":
-        for item in value or ():
+        for item in value:
             _check_fields(kind.elementType, item)
     elif name == "MapType":
-        for key, item in (value or {}).items():
+        for key, item in value.items():
             _check_fields(kind.keyType, key)
             _check_fields(kind.valueType, item)
 
