@@ -42,7 +42,9 @@ def test_the_configuration_decides_partitions_replicas_and_lag() -> None:
     )
     checkpoints, (changelog,) = checkpoint_topic_spec(config), changelog_topic_specs(config)
     assert (checkpoints.partitions, checkpoints.replication_factor) == (1, 3)
-    assert checkpoints.config == {"cleanup.policy": "compact", "max.message.bytes": "1048588"}
+    assert checkpoints.config == {
+        "cleanup.policy": "compact", "delete.retention.ms": "86400000", "max.message.bytes": "1048588",
+    }  # fmt: skip
     assert (changelog.name, changelog.partitions, changelog.replication_factor) == ("mine", 5, 3)
     assert changelog.config["min.compaction.lag.ms"] == "7"
 
