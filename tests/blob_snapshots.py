@@ -89,7 +89,9 @@ def marker_of(index: BlobRef, identity: StoreIdentity = IDENTITY, state_id: str 
 
 
 class Snapshots:
-    """The backend of one store on top of ``blobs``; attempts have numbers."""
+    """The backend of one store on top of ``blobs``; attempts have numbers. ``kind``: the type of the store."""
+
+    kind = "rocksdb"
 
     def __init__(
         self, tmp_path: Path, blobs: BlobStore, clock: Clock, *, part_size: int = 100_000,
@@ -107,7 +109,7 @@ class Snapshots:
         """Open the backend as a new process would, without any memory of earlier work."""
         settings = {
             "job.name": self.identity.job_name,
-            f"stores.{self.identity.store}.type": "rocksdb",
+            f"stores.{self.identity.store}.type": self.kind,
             "state.dir": str(self.tmp_path / "state"),
             "task.commit.snapshot.interval": INTERVALS[SNAPSHOTS],
         }

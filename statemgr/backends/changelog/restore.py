@@ -75,7 +75,7 @@ class ChangelogRestore(RestoreManager):
         def replay(changelog: ChangelogMarker, info: TopicInfo, start: int) -> Restored:
             request.identity.announce(Phase.REPLAY)
             continued = self._continued(request, store, changelog, info, start)
-            return continued or self._replayed(request, store, changelog, start)
+            return continued or self.in_time(changelog, info, lambda: self._replayed(request, store, changelog, start))
 
         return self.exactly(request.identity.task, marker, request.successor, replay)
 
@@ -121,26 +121,28 @@ class ChangelogRestore(RestoreManager):
     ) -> T:
         """Call ``read``, which reads the changelog up to the marker, with the offset at which the changelog begins.
 
-        Raises: also MissingState, if the changelog cannot supply exactly the state of the marker; UnavailableError if
-            the reading took so long that another one may give another state.
+        Raises: also MissingState, if the changelog cannot supply exactly the state of the marker.
         """
         if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(task):
             hint = self._instead()
             raise MissingState("the marker does not name this task's partition of a changelog", hint=hint)
-        began = moment(self._services.clock)
         info = self._checked(marker)
         start, end = self._checked_bounds(marker)
         self._check_successor(successor, marker, info)
         found = read(marker, info, start)
-        self._check_time(marker, info, began)
         self._check_successor(successor, marker, info)
         self._check_tail(marker, info, end)
         self._checked(marker, info.topic_id)
         return found
 
-    def _check_time(self, marker: ChangelogMarker, info: TopicInfo, began: Moment) -> None:
-        """Raises: UnavailableError if a delete may have gone after the value that it deletes was read. A delete from
-        beyond the marker may also have taken a value with it, and be gone."""
+    def in_time(self, marker: ChangelogMarker, info: TopicInfo, read: Callable[[], T]) -> T:
+        """Call ``read``, which reads the changelog from its beginning.
+
+        Raises: also UnavailableError, if that took so long that a delete may have gone after the value that it deletes
+            was read. A delete from beyond the marker may also have taken a value with it, and be gone.
+        """
+        began = moment(self._services.clock)
+        found = read()
         now, usable_s = moment(self._services.clock), deletes_kept_ms(info.config) / 1000
         # monotonic time may stand still while the machine is suspended
         took_s = max(now.monotonic_s - began.monotonic_s, (now.wall_ms - began.wall_ms) / 1000)
@@ -152,6 +154,7 @@ class ChangelogRestore(RestoreManager):
                 topic=marker.topic,
                 partition=marker.partition,
             )
+        return found
 
     def start(self, marker: ChangelogMarker) -> int:
         """The offset at which the changelog of a marker begins.

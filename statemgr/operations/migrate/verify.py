@@ -33,7 +33,7 @@ from statemgr.model.content import WAYS, Content, differing, of_pairs
 from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.operations.migrate.plain_read import read_plainly
 from statemgr.os_errors import disk_errors
-from statemgr.ports import Progress
+from statemgr.ports import Progress, TopicInfo
 from statemgr.services import Services, Submit
 
 T = TypeVar("T")
@@ -144,14 +144,15 @@ class Verifier:
             return self._hash_changelog(what, directory, *self._raw(wanted), plain=True)
         plan = wanted.plan(factory, self._services.config.job_name)
         if factory == KAFKA_CHANGELOG:
-            return ChangelogRestore(self._services).exactly(
-                wanted.record.task,
-                plan.candidates[0][1],
-                plan.successors.get(factory),
-                lambda marker, _, start: self._hash_changelog(
-                    what, directory, marker.topic, marker.partition, start, marker.offset, plain=False
-                ),
-            )
+            changelog = ChangelogRestore(self._services)
+
+            def read(marker: ChangelogMarker, info: TopicInfo, start: int) -> Content:
+                place = marker.topic, marker.partition, start, marker.offset
+                return changelog.in_time(
+                    marker, info, lambda: self._hash_changelog(what, directory, *place, plain=False)
+                )
+
+            return changelog.exactly(wanted.record.task, plan.candidates[0][1], plan.successors.get(factory), read)
         restored = self._restore(wanted, plan, directory)
         config = self._services.config.stores[wanted.store]
         ranges = key_ranges(config.type, restored, self._processes)

@@ -74,6 +74,7 @@ def test_every_commit_comes_back(snapshots: Snapshots, tmp_path: Path, kind: str
 
     A restore on this host reuses files; a restore on another host fetches all of them.
     """
+    snapshots.kind = kind
     directories = StoreDirectories(tmp_path / "local", SystemClock(), system_ids())
     live = directories.clone(None)
     store = open_store(kind, live, {})
