@@ -93,6 +93,8 @@ class Metrics:
         self.restore_progress = self.gauge("restore_progress_ratio")
         self.last_commit = self.gauge("last_commit_timestamp_seconds")
         self.commits = self.counter("commits")
+        for outcome in ("published", "failed"):
+            self.commits.labels(job, outcome)
         self.skipped = self.counter("commits_skipped").labels(job)
         self.blocked = self.counter("commits_blocked").labels(job)
         self.blocked_seconds = self.counter("commit_blocked_seconds").labels(job)

@@ -82,6 +82,15 @@ def test_nothing_of_a_closed_task_is_left() -> None:
     metrics.close()
 
 
+def test_outcomes_of_commits_begin_at_zero() -> None:
+    """Prometheus sees the first commit as an increase."""
+    metrics = made()
+    for outcome in ("published", "failed"):
+        labels = {"job": "orders", "outcome": outcome}
+        assert metrics.registry.get_sample_value("statemgr_commits_total", labels) == 0
+    metrics.close()
+
+
 def test_a_task_that_returns_keeps_its_new_series() -> None:
     """A late close does not change the metrics of the task's next opening."""
     metrics = made()
