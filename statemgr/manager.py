@@ -263,7 +263,7 @@ class StateManager:
         """
         self._check_open()
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
-        with self._failures_counted():
+        with self.metrics.committing(len(prepared_commits)):
             checkpoints = self._acquired().publish(prepared_commits, batch, inputs, refill=refill or {}, wait=wait)
         for commit in prepared_commits:
             self.metrics.task(commit.task).committed()

@@ -11,6 +11,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Protocol
 
@@ -93,6 +94,8 @@ class Metrics:
         self.restore_progress = self.gauge("restore_progress_ratio")
         self.last_commit = self.gauge("last_commit_timestamp_seconds")
         self.commits = self.counter("commits")
+        for outcome in ("published", "failed"):
+            self.commits.labels(job, outcome)
         self.skipped = self.counter("commits_skipped").labels(job)
         self.blocked = self.counter("commits_blocked").labels(job)
         self.blocked_seconds = self.counter("commit_blocked_seconds").labels(job)
@@ -158,6 +161,19 @@ class Metrics:
             self._kinds.add(kind)
             self._failed[kind] = self._failed.get(kind, 0) + 1
         self._failures.labels(self.job, kind).inc()
+
+    @contextmanager
+    def committing(self, commits: int = 1) -> Iterator[None]:
+        """Count commits that are published together; as failed if the block raises."""
+        outcome = "failed"
+        try:
+            yield
+            outcome = "published"
+        except Exception as error:
+            self.failed(error)
+            raise
+        finally:
+            self.commits.labels(self.job, outcome).inc(commits)
 
     def failures(self) -> dict[str, int]:
         """Kind → how often something has failed so far, without the kinds that never have."""

@@ -145,16 +145,9 @@ class TaskMetrics:
     @contextmanager
     def commit(self) -> Iterator[None]:
         """Count one commit; as failed if the block raises."""
-        outcome = "failed"
-        try:
+        with self._metrics.committing():
             yield
-            outcome = "published"
             self.committed()
-        except Exception as error:
-            self._metrics.failed(error)
-            raise
-        finally:
-            self._metrics.commits.labels(self._metrics.job, outcome).inc()
 
     def committed(self) -> None:
         """A commit was published now."""

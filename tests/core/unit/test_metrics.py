@@ -8,17 +8,20 @@ from pathlib import Path
 from sys import getrefcount
 from types import SimpleNamespace
 
+import pytest
 from confluent_kafka import Message
 from prometheus_client import CollectorRegistry
 
 from statemgr import Task
-from statemgr.errors import DiskFull, UnavailableError
+from statemgr.errors import DiskFull, FencedError, UnavailableError
 from statemgr.flows.opening.restore import StoreRestore
 from statemgr.phases import Phase, announce
 from statemgr.telemetry.metric_declarations import MOST_KINDS, declared
 from statemgr.telemetry.metrics import KINDS, Metrics
 from statemgr.testing import JobTester
+from statemgr.testing.memory_servers import MemoryServers
 from tests.blob_faults import ManualClock
+from tests.commits import attempt
 
 ZERO, ONE = "Partition 0", "Partition 1"
 ROOT = Path(__file__).parents[3]
@@ -80,6 +83,39 @@ def test_nothing_of_a_closed_task_is_left() -> None:
     assert metrics.registry.get_sample_value("statemgr_tasks", {"job": "orders"}) == 1
     metrics.of("Partition 2").close()
     metrics.close()
+
+
+def test_outcomes_of_commits_begin_at_zero() -> None:
+    """Prometheus sees the first commit as an increase."""
+    metrics = made()
+    for outcome in ("published", "failed"):
+        labels = {"job": "orders", "outcome": outcome}
+        assert metrics.registry.get_sample_value("statemgr_commits_total", labels) == 0
+    metrics.close()
+
+
+def test_commits_that_an_engine_publishes_are_counted() -> None:
+    """Each task's commit of a micro-batch counts, and so does one that fails."""
+    config = {
+        "job.name": "orders", "job.tasks": 2, "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+        "stores.totals.value.serde": "bytes",
+    }  # fmt: skip
+    servers = MemoryServers(config)
+    servers.open()
+    driver, executor, other = (servers.on_disk(servers.config, name) for name in ("driver", "executor", "other"))
+    with servers.manager(driver, "kafka-partition") as manager, servers.manager(other, "kafka-partition") as next_owner:
+        epoch = manager.acquire()
+        names = ("Partition 0", "Partition 1")
+        manager.publish([attempt(executor, epoch, name, {b"k": b"v"}, 1) for name in names])
+        epoch = manager.acquire()
+        commits = [attempt(executor, epoch, name, {b"k": b"w"}, 1) for name in names]
+        next_owner.acquire()
+        with pytest.raises(FencedError):
+            manager.publish(commits)
+        found = values(manager.metrics.registry)
+    servers.close()
+    assert found["statemgr_commits_total/published"] == 2
+    assert found["statemgr_commits_total/failed"] == 2
 
 
 def test_a_task_that_returns_keeps_its_new_series() -> None:
