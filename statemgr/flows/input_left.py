@@ -1,4 +1,4 @@
-"""Checks that the input topics still have the records from some offsets on, for a job that will read them again."""
+"""Checks that a job can read its input topics again: their partitions, and the records from some offsets on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from statemgr.config import JobConfig
 from statemgr.ids import source_topic
 from statemgr.kafka.metadata import TopicMetadata
+from statemgr.logs import counted
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import Clock
 
@@ -19,6 +20,18 @@ def input_of(checkpoints: Iterable[Checkpoint]) -> tuple[dict[str, int], dict[st
         offsets |= checkpoint.input_offsets
         topic_ids |= checkpoint.input_topic_ids
     return offsets, topic_ids
+
+
+def refused_inputs(config: JobConfig, clock: Clock) -> list[str]:
+    """Why a consumer loop with this configuration refuses topics of ``task.inputs``: one sentence for each. Topics that
+    do not exist, or that these credentials may not describe, are left out. Raises: UnavailableError, AccessDenied."""
+    with TopicMetadata(config, clock) as metadata:
+        counts = {topic: len(found.partitions) for topic, found in metadata.describe(config.inputs).items()}
+    return [
+        f"{topic} has {counted(count, 'partition')}, but the job will have {counted(config.tasks, 'task')}"
+        for topic, count in counts.items()
+        if count != config.tasks
+    ]
 
 
 def missing_input(

@@ -142,13 +142,14 @@ def _already(call: Call, tasks: int, records: Mapping[str, Any], *, write: bool)
 
 
 def _undo(call: Call, *, write: bool) -> None:
-    from statemgr.flows.input_left import input_of, missing_input
+    from statemgr.flows.input_left import input_of, missing_input, refused_inputs
     from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.operations.rescale.undo import look, plan_undo, undo
     from statemgr.wiring import open_services
 
     published: Mapping[str, Checkpoint] = {}
     damaged: list[dict[str, str]] = []
+    refused: list[str] = []
     with (
         closing(open_services(call.config)) as services,
         closing(CheckpointTopic(call.config, services.clock, owned=write)) as log,
@@ -158,6 +159,7 @@ def _undo(call: Call, *, write: bool) -> None:
         offsets, topic_ids = input_of(plan.targets.values())
         try:
             problems = missing_input(call.config, services.clock, offsets, topic_ids)
+            refused = refused_inputs(plan.new_config, services.clock)
         except (RetryableError, AccessDenied) as error:  # the state comes back all the same
             problems = [f"nobody knows, because {error.message}"]
         if write:
@@ -170,7 +172,8 @@ def _undo(call: Call, *, write: bool) -> None:
                         damaged.append({"task": task, "store": store, "factory": factory, "why": why})
     edit, saved = _save(edit, write=write)
     if call.as_json:
-        print_json({**_undo_fields(plan, published, saved), "input_problems": problems, "damaged": damaged})
+        found_out = {"input_problems": problems, "refused_inputs": refused, "damaged": damaged}
+        print_json({**_undo_fields(plan, published, saved), **found_out})
         return
     retired = plan.retired
     say(
@@ -181,6 +184,11 @@ def _undo(call: Call, *, write: bool) -> None:
     _print_configuration(plan.changes, edit, saved)
     for problem in problems:
         say(f"warning: the input cannot be read again: {problem}")
+    for problem in refused:
+        say(
+            f"warning: a consumer loop will refuse its input: {problem}. Name a topic with as many partitions in "
+            "task.inputs, or rescale the job again"
+        )
     for one in damaged:
         say(
             "warning: {factory} has lost state of {store} of {task}, which is only brought back if another backend or "

@@ -399,13 +399,14 @@ def test_an_undo_that_a_tag_overtakes(job: Job, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_look_before_an_undo(job: Job, tmp_path: Path) -> None:
-    """Without --write the command asks for the blobs as well, and says if the input is gone."""
+    """Without --write the command asks for the blobs as well, and says if the input is gone or refused."""
     old, new = job.blobs(), job.rescale()
     job.servers.broker.create("orders", 2)
     write_toml(new, tmp_path / "job.toml")
     look = ["rescale", "--undo", "--json", "--config", str(tmp_path / "job.toml")]
     found = CliRunner().invoke(cli, look, catch_exceptions=False)
     assert json.loads(found.stdout)["input_problems"] == ["orders-0 ends at offset 0 now, before 1"]
+    assert json.loads(found.stdout)["refused_inputs"] == ["orders has 2 partitions, but the job will have 1 task"]
     job.lose(old)
     found = CliRunner().invoke(cli, look, catch_exceptions=False)
     (damaged,) = json.loads(found.stdout)["damaged"]
@@ -413,4 +414,5 @@ def test_the_look_before_an_undo(job: Job, tmp_path: Path) -> None:
     assert (damaged["task"], damaged["store"], damaged["factory"]) == (TASK, "totals", "blob-store")
     told = " ".join(CliRunner().invoke(cli, [*look[:2], *look[3:]], catch_exceptions=False).stderr.split())
     assert "warning: the input cannot be read again: orders-0 ends at offset 0" in told
+    assert "warning: a consumer loop will refuse its input: orders has 2 partitions" in told
     assert "warning: blob-store has lost state of totals of Partition 0" in told
