@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing.context import BaseContext
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -74,8 +75,13 @@ class WorkerProcesses:
 
     def __init__(self, config: JobConfig, count: int, progress: Progress | None = None) -> None:
         # not forks of this process: the threads of Kafka's client and of RocksDB do not survive one
-        context = get_context("forkserver")
+        context: BaseContext = get_context("forkserver")
         context.set_forkserver_preload(list(_PRELOADED))
+        try:
+            forkserver.ensure_running()
+        except OSError as error:  # its socket is in TMPDIR, whose path may be too long for one
+            log.info("worker processes start one by one: %s", error)
+            context = get_context("spawn")
         self._reports = context.SimpleQueue() if progress is not None else None
         if progress is not None:
             threading.Thread(target=_pass_on, args=(self._reports, progress), daemon=True).start()

@@ -42,7 +42,7 @@ EAGER = {
     "segment.bytes": "1048576",
     "segment.ms": "500",
     "min.compaction.lag.ms": "0",
-    "delete.retention.ms": "100",
+    "delete.retention.ms": "2000",  # a replay that takes longer is refused
 }
 
 

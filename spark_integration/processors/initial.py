@@ -71,7 +71,8 @@ def initial_state(grouped: Any, key: StructType) -> InitialState:
         named = [", ".join(f"{name} {kind}" for name, kind in some) for some in (columns, wanted)]
         raise InvalidError(f"initialState is grouped by {named[0]}, and the input by {named[1]}", hint=hint)
     own = [column_named(name, rows.columns) for name in key.names]
-    if _grouping(counted) not in (own, None):
+    grouping = _grouping(counted)
+    if grouping is not None and own != [name and column_named(name, rows.columns) for name in grouping]:
         raise InvalidError(
             "initialState is grouped by expressions, renamed columns or fields of structs",
             hint="group by plain columns: rows.withColumn('user', …).groupBy('user')",

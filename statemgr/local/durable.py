@@ -169,7 +169,8 @@ def write_file(path: Path, data: bytes, *, synced: bool = True, like: os.stat_re
     """Write a whole file or nothing: temporary name, fsync, rename. The caller syncs the directory.
 
     Without ``synced`` the file may be missing or torn after a crash of the machine. ``like``: a file whose owner, group
-    and mode the new one gets. Raises: OSError (EPERM if this user may not give it that owner).
+    and mode the new one gets; without the group and its rights if this user is the owner and not in it. Raises: OSError
+    (EPERM if this user may not give it that owner).
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with suppress(FileNotFoundError):
@@ -185,11 +186,16 @@ def write_file(path: Path, data: bytes, *, synced: bool = True, like: os.stat_re
 
 
 def _make_alike(path: Path, descriptor: int, like: os.stat_result) -> None:
-    found = os.fstat(descriptor)
+    found, mode = os.fstat(descriptor), stat.S_IMODE(like.st_mode)
     try:
         if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid):  # some file systems refuse each change
-            os.fchown(descriptor, like.st_uid, like.st_gid)
-        os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+            try:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+            except PermissionError:
+                if found.st_uid != like.st_uid:
+                    raise
+                mode &= ~stat.S_IRWXG  # its owner is not in that group: no other group gets its rights
+        os.fchmod(descriptor, mode)
     except OSError:
         os.unlink(path)
         raise

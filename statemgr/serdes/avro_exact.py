@@ -146,7 +146,14 @@ class Checks:
         name = _name_of(member)
         if name in self._named or not isinstance(member, Mapping):
             return self._named.get(name, _Named(name))
+        if name == "array" and not _has_numbers(member["items"]):
+            return _Named("array of no numbers")  # bytes are a sequence of numbers
         return _Named(name, objects=_objects(f"{name}-{member.get('logicalType')}"))
+
+
+def _has_numbers(items: Any) -> bool:
+    kinds = items if isinstance(items, list) else [items]
+    return any((kind["type"] if isinstance(kind, Mapping) else kind) in (*_BITS, *_REALS) for kind in kinds)
 
 
 def _objects(logical: str) -> tuple[type, ...]:
@@ -178,6 +185,8 @@ def _takes(member: _Named, value: Any) -> bool:
             return isinstance(value, bytes) and len(value) == member.size
         case "array":
             return isinstance(value, Sequence)
+        case "array of no numbers":
+            return isinstance(value, Sequence) and not isinstance(value, bytes)
     return False
 
 
@@ -268,9 +277,12 @@ def _decimal(schema: Mapping[str, Any], at: str) -> Check:
     precision, scale = schema.get("precision", 0), schema.get("scale", 0)
 
     def check(value: Any) -> None:
-        if isinstance(value, Decimal) and not (
-            value.is_finite() and value.as_tuple().exponent >= -scale and value.adjusted() + 1 + scale <= precision
-        ):
+        if not isinstance(value, Decimal):
+            return
+        exponent = value.as_tuple().exponent
+        # a zero has no digits, but may have a large exponent
+        fits = isinstance(exponent, int) and -scale <= exponent <= precision
+        if not fits or (value and value.adjusted() + 1 + scale > precision):
             raise ValueError(f"{at} takes finite decimals of {precision} digits, {scale} of them after the point")
 
     return check
@@ -290,8 +302,8 @@ _REALS = {"float": ("<f", 32), "double": ("<d", 64)}
 
 def _real(layout: str, bits: int, at: str) -> Check:
     def check(value: Any) -> None:
-        if bits == 64 and type(value) is float:
-            return
+        if bits == 64 and isinstance(value, str | float):
+            return  # the writer takes "NaN" and other texts of numbers
         try:
             stored = struct.unpack(layout, struct.pack(layout, value))[0]
         except OverflowError:

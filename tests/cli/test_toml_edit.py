@@ -76,3 +76,6 @@ def test_the_file_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         TomlEdit(file, {"job.tasks": 4}).write("again")
     assert sorted(tmp_path.iterdir()) == there
     assert JobConfig.from_file(file).tasks == 3
+    os.chown(file, 0, 4712)  # its owner may not be in its group
+    for path in TomlEdit(file, {"job.tasks": 5}).write("later"), file:
+        assert (path.stat().st_uid, path.stat().st_mode & 0o7777) == (0, 0o600)

@@ -53,7 +53,9 @@ def rebuild(
     """
     if not any(lacking(config, record.current) for record in records):
         return
-    with StateManager(config, records[0].layout.partitioner, services=services) as manager:
+    # a command is no part of the job: it serves no metrics, and the job's port may be taken
+    quiet = JobConfig.from_mapping({k: v for k, v in config.to_mapping().items() if k != "metrics.port"})
+    with StateManager(quiet, records[0].layout.partitioner, services=services) as manager:
         if together:
             _together(manager, config, services)
         else:

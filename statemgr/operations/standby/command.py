@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 import click
@@ -65,6 +64,8 @@ def _follow(standby: Standby, report: Callable[[Followed], None], interval: floa
     steps of its main thread. This one waits for short times only.
     Returns: whether it is closed. It is not if a server does not answer, or after a second signal.
     """
+    from concurrent.futures import wait
+
     from statemgr.local.machine import Threads
 
     signals: list[int] = []

@@ -218,6 +218,7 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
         avro_serde([FIRST]).serialize(value)
 
 
+DECIMAL = {"type": "bytes", "logicalType": "decimal"}
 #: A record with one field of its own, for unions.
 ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "long"}]}
 TIMESTAMP = {"type": "long", "logicalType": "timestamp-millis"}
@@ -268,6 +269,10 @@ MICROS = NOON + timedelta(microseconds=1)
         (["long", "double"], [(1 << 60) + 1, 0.1], [1 << 2000]),
         (["null", "float", "string"], [None, 0.5, "a"], [1e300, (1 << 24) + 1]),
         (["float", "double"], [1e300, 0.1], [("float", 1e300)]),
+        ("double", ["NaN"], []),
+        ([{"type": "array", "items": "string"}, "bytes"], [b"ab", ["a"]], ["ab"]),
+        ({**DECIMAL, "precision": 2, "scale": 2}, [Decimal(0), Decimal("0.00"), Decimal("0.25")], [Decimal(1)]),
+        ({**DECIMAL, "precision": 4, "scale": 2}, [Decimal("0E+3")], [Decimal("0E+3000000"), Decimal("NaN")]),
         ([{"type": "array", "items": "long"}, "bytes"], [[1], ("bytes", b"ab")], [b"ab", [1.5]]),
         ([{"type": "fixed", "name": "F", "size": 2}, {"type": "array", "items": "long"}], [b"ab", [1]], [b"abc"]),
         (

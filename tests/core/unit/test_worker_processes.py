@@ -1,12 +1,23 @@
-"""What worker processes report to the process that started them."""
+"""How worker processes start, and what they report to the process that started them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from statemgr.wiring import _pass_on
+
+_ANSWER = """
+from statemgr import JobConfig
+from statemgr.wiring import WorkerProcesses
+with WorkerProcesses(JobConfig.from_mapping({"job.name": "orders"}), 1) as workers:
+    print(workers.submit(bool).result())
+"""
 
 
 def test_reports_are_read_after_one_could_not_be_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,3 +32,13 @@ def test_reports_are_read_after_one_could_not_be_shown(caplog: pytest.LogCapture
     _pass_on(reports, progress)
     assert reports.empty()
     assert caplog.messages == ["the progress of the work cannot be shown: the terminal is gone"]
+
+
+@pytest.mark.parametrize("length", [10, 150])
+def test_workers_start_wherever_temporary_files_are(tmp_path: Path, length: int) -> None:
+    """The path of a Unix socket has at most some hundred bytes."""
+    directory = tmp_path / ("d" * length)
+    directory.mkdir()
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    done = subprocess.run([sys.executable, "-c", _ANSWER], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -472,13 +473,16 @@ def test_status_and_a_changelog_that_was_created_again(kafka: KafkaServer, tmp_p
 
 
 def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: Path) -> None:
-    """The changelog was deleted, since nobody needed it any more. The rollback fills the new topic."""
+    """The changelog was deleted, since nobody needed it any more. The rollback fills the new topic. The job's port for
+    metrics is taken."""
     job = Job(kafka, tmp_path, stage=3)
     job.commit(1)
     job.set_stage(4)
     job.commit(2, {b"new": b"1"})
     recreate(with_changes(job.config, task__backup__factories=list(DUAL)), job.config.stores["totals"].changelog_topic)
-    assert job.json("rollback", "--write")["written"]
+    with socket.create_server(("", 0)) as taken:
+        job.file.write_text(f"metrics.port = {taken.getsockname()[1]}\n{job.file.read_text()}")
+        assert job.json("rollback", "--write")["written"]
     assert job.run("verify", "--against", "raw-topic").exit_code == 0
 
 
