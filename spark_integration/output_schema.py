@@ -90,13 +90,13 @@ def as_declared(rows: DataFrame, schema: StructType, job: str) -> DataFrame:
 
     changed = {}
     for column in schema:
-        name, now = column_named(column.name, rows.columns), column.dataType.simpleString()
-        was = None if name is None else rows.schema[name].dataType.simpleString()
-        if was == now:
-            continue
         null = functions.lit(None).cast(column.dataType)
-        if name is None or was is None:
+        name = column_named(column.name, rows.columns)
+        if name is None:
             changed[column.name] = null
+            continue
+        was, now = rows.schema[name].dataType.simpleString(), column.dataType.simpleString()
+        if was == now:
             continue
         log.warning(
             "%s: the output column %s was %s and is %s now: stored values are cast, or null where that is not possible",

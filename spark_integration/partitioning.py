@@ -58,15 +58,17 @@ class Partitioning:
         names = rows.columns
         if column_named(TASK_COLUMN, names) is not None:
             raise InvalidError("the input has a column of a reserved name", column=TASK_COLUMN)
-        found = [(column, column_named(column, names)) for column in columns]
-        for column, name in found:
+        found = []
+        for column in columns:
+            name = column_named(column, names)
             if name is None:
                 raise InvalidError(
                     "the input has no such column to partition by",
                     hint=f"its columns are {', '.join(names)}",
                     column=column,
                 )
-        return [quoted(name) for _, name in found if name is not None]
+            found.append(quoted(name))
+        return found
 
     def check(self, batch: pa.RecordBatch, task: int, tasks: int) -> pa.RecordBatch:
         """Check the task's number in every row, and remove the column.

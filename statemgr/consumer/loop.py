@@ -311,6 +311,9 @@ class ConsumerLoop:
         self._health.joined()
         if in_steps and not partitions:
             return  # what stays is not listed
+        self._take(partitions)
+
+    def _take(self, partitions: list[TopicPartition]) -> None:
         self._story.assigned(partitions)
         self._tasks.add(partitions)
         self._to_pause += partitions
@@ -425,9 +428,7 @@ class ConsumerLoop:
         gone = {(partition.topic, partition.partition) for partition in left}
         rest = [place for place in owned if (place.topic, place.partition) not in gone]
         if rest and not self._ending:
-            self._story.assigned(rest)
-            self._tasks.add(rest)
-            self._to_pause += rest
+            self._take(rest)
 
     # --- commits -------------------------------------------------------------------------------------------------
 

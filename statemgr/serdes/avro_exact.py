@@ -20,7 +20,8 @@ from fastavro.write import LOGICAL_WRITERS
 Check = Callable[[Any], None]
 
 _BITS = {"int": 32, "long": 64}
-_RECORDS = ("record", "error")
+#: The format for ``struct``, and bits, of a number with a fraction.
+_REALS = {"float": ("<f", 32), "double": ("<d", 64)}
 #: The objects that stand for the values of logical types, where some of them would be stored as others.
 _OBJECTS = {
     "int-date": date,
@@ -72,7 +73,6 @@ class Checks:
             case "record" | "error":
                 found = self._record(schema)
             case "enum" | "fixed":
-                self._named[schema["name"]] = _Named(kind, size=schema.get("size"))
                 found = None
             case "array":
                 found = _array(self.of(schema["items"], at), at)
@@ -88,8 +88,8 @@ class Checks:
                 found = self._named[kind].check if kind in self._named else None
         if logical in LOGICAL_WRITERS:
             found = _logical(logical, schema, found, at)
-            if kind == "fixed":
-                self._named[schema["name"]] = _Named(kind, frozenset(), found, schema["size"], _objects(logical))
+        if kind in ("enum", "fixed"):
+            self._named[schema["name"]] = _Named(kind, check=found, size=schema.get("size"), objects=_objects(logical))
         return found
 
     def _record(self, schema: Mapping[str, Any]) -> Check:
@@ -117,7 +117,7 @@ class Checks:
         """
         members = {_name_of(member): check for member, check in checks}
         named = {_name_of(member): self._member(member) for member, _ in checks}
-        records = {name: one.fields for name, one in named.items() if one.kind in _RECORDS}
+        records = {name: one.fields for name, one in named.items() if one.kind == "record"}
 
         def of_fields(value: Mapping[str, Any]) -> list[str]:
             if _TYPE in value:
@@ -294,10 +294,6 @@ def _boolean(at: str) -> Check:
             raise ValueError(f"{at} takes True or False")
 
     return check
-
-
-#: The format for ``struct``, and bits, of a number with a fraction.
-_REALS = {"float": ("<f", 32), "double": ("<d", 64)}
 
 
 def _real(layout: str, bits: int, at: str) -> Check:

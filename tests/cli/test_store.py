@@ -100,14 +100,19 @@ def test_values_are_shown_on_one_line() -> None:
     assert text({"a": [1]}) == '{"a": [1]}'
 
 
+def job_with(servers: MemoryServers, directory: Path, *items: tuple[bytes, bytes]) -> Path:
+    """Commit these items. Returns: the job's configuration file in the directory."""
+    config, file = servers.on_disk(servers.config, "one"), directory / "job.toml"
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put_many(items)
+        task.commit({"orders-0": 1})
+    write_toml(config, file)
+    return file
+
+
 def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Path) -> None:
     """The list is closed before the value that the serde cannot read, and the error is on the other stream."""
-    config = servers.on_disk(servers.config, "one")
-    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
-        task.store("totals").put_many([(b"a", b"1"), (b"b", b"\xff")])
-        task.commit({"orders-0": 1})
-    file = tmp_path / "job.toml"
-    write_toml(config, file)
+    file = job_with(servers, tmp_path, (b"a", b"1"), (b"b", b"\xff"))
     given = ["store", "scan", "totals", "--json", "--value-serde", "json", "--config", str(file)]
     found = CliRunner().invoke(cli, given)
     assert (found.exit_code, "--value-serde" in found.stderr) == (2, True)
@@ -119,12 +124,7 @@ def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Pa
 @pytest.mark.parametrize("command", ["get", "scan"])
 def test_half_a_surrogate_pair_is_escaped(servers: MemoryServers, tmp_path: Path, command: str) -> None:
     """JSON may have one, such as from JavaScript, but UTF-8 cannot. What follows is shown, too."""
-    config = servers.on_disk(servers.config, "one")
-    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
-        task.store("totals").put_many([(b"a", b'{"\\ud800": "\xc3\xa9"}'), (b"b", b"2")])
-        task.commit({"orders-0": 1})
-    file = tmp_path / "job.toml"
-    write_toml(config, file)
+    file = job_with(servers, tmp_path, (b"a", b'{"\\ud800": "\xc3\xa9"}'), (b"b", b"2"))
     given = ["store", command, "totals", *(["a"] if command == "get" else []), "--value-serde", "json"]
     found = CliRunner().invoke(cli, [*given, "--config", str(file)])
     assert (found.exit_code, '{"\\ud800": "é"}' in found.stdout) == (0, True), found.output
@@ -146,12 +146,8 @@ def test_a_wrong_directory_is_no_damaged_state(
     servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str, why: str
 ) -> None:
     """The exit status of a restore is that of wrong use, and the hint is about the directory."""
-    config = servers.on_disk(servers.config, "one")
-    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
-        task.store("totals").put(b"a", b"1")
-        task.commit({"orders-0": 1})
+    job_with(servers, tmp_path, (b"a", b"1"))
     monkeypatch.chdir(tmp_path)
-    write_toml(config, Path("job.toml"))
     found = CliRunner().invoke(cli, ["restore", "--into", into])
     assert (found.exit_code, why in found.stderr) == (2, True), found.output
     assert "hint: choose another directory" in found.stderr

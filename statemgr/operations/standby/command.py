@@ -38,8 +38,8 @@ def command(call: Call, once: bool, interval: float) -> None:
     """Keep a copy of the state of tasks in state.dir, at most one checkpoint behind. The job is not disturbed.
 
     A task that opens on this machine then fetches nothing. Runs until SIGTERM or SIGINT, and ends within a few seconds;
-    a second signal ends it at once. With --json, prints one line
-    for each checkpoint that was fetched, could not be, or is not there yet.
+    a second signal ends it at once. With --json, prints one line for each checkpoint that was fetched, could not be, or
+    is not there yet.
     """
     from statemgr.operations.standby.process import Standby
 
