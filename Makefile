@@ -7,9 +7,9 @@ PYTHON ?=
 ARGS ?=
 PEERS ?= $(wildcard ../shared/peers)
 PYTEST_ARGS ?=
-# four tests at a time (they wait more than they compute); those of Spark stay on one worker, or on two if they are long
+# six tests at a time (on two processors, four leave them idle for a third of the time); those of Spark stay on one worker, or on two if they are long
 # a worker that dies is replaced (tests/scheduling.py)
-PARALLEL ?= -n 4 --dist loadgroup --max-worker-restart=4
+PARALLEL ?= -n 6 --dist loadgroup --max-worker-restart=4
 # types are checked for the oldest Python, which pyproject.toml names, and for the newest
 NEWEST = 3.14
 # examples of each property in the long tests
