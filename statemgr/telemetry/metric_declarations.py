@@ -61,7 +61,11 @@ def _gauge(name: str, text: str, *labels: str, most: str = "1") -> Declared:
 #: Heading → metrics, in the order of the table.
 METRICS: dict[str, tuple[Declared, ...]] = {
     "tasks, lag and age": (
-        _gauge("tasks", "Tasks that this process has open or is opening; on Spark, on the driver, all tasks"),
+        _gauge(
+            "tasks",
+            "Tasks that this process has open or still has to open, as `/readyz` counts them; on Spark, on the driver, "
+            "all tasks",
+        ),
         _gauge("job_tasks", "Tasks that the job has: `job.tasks` of this process"),
         _gauge(
             "input_lag",

@@ -73,7 +73,7 @@ class Metrics:
         self._changing = threading.Lock()
         self._blob_counts = counts_of(job_key)
         self._asked = _Asked(job, self.registry)
-        self._asked.watch("tasks", lambda: [((), len(self._tasks))])
+        self._asked.watch("tasks", lambda: [((), self.health.condition().tasks)])
         for name in ("requests", "retries", "hedges", "bytes"):
             self._asked.watch(f"blob_{name}", lambda name=name: self._blobs(name))  # type: ignore[misc]
         for name in ROCKSDB:
