@@ -113,6 +113,11 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "When the newest published checkpoint of the task was taken, whoever published it",
             "task", most=_TASK,
         ),
+        _gauge(
+            "ends_by_itself",
+            "On Spark: 1 if the query ends when it has read its input (trigger `availableNow` or `once`), and a "
+            "scheduler starts it again",
+        ),
         _gauge("watermark_seconds", "On Spark: the watermark, in seconds since the epoch"),
     ),
     "failures": (
