@@ -161,11 +161,12 @@ METRICS: dict[str, tuple[Declared, ...]] = {
     "state": (
         _gauge(
             "state_keys",
-            "Keys in the stores of the task. RocksDB estimates them: changes that are not compacted count as more keys",
+            "Keys in the stores of the task. RocksDB estimates them: changes that are not compacted count as more "
+            "keys. When it opens a store, it looks at 20 table files at most, and assumes that the others are alike",
             "task", most=_TASK,
         ),
         _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
-        _gauge("rocksdb_keys", "Keys of the store, as RocksDB estimates them", "task", "store", most=_STORE),
+        _gauge("rocksdb_keys", "Keys of the store, as `statemgr_state_keys` has them", "task", "store", most=_STORE),
         _gauge("rocksdb_bytes", "Bytes of the table files of the store", "task", "store", most=_STORE),
         _gauge(
             "rocksdb_memtable_bytes",
