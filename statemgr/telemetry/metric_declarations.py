@@ -141,7 +141,9 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "`damaged`, `unreachable` or `absent`",
             "backend", "reason", most="6 × backends",
         ),
-        _counter("restore_bytes", "Bytes that restores fetched", "backend", most="backends"),
+        _counter(
+            "restore_bytes", "Bytes that restores fetched, also after the store was open", "backend", most="backends"
+        ),
         _counter("restore_seconds", "Seconds that restores took", "backend", most="backends"),
         _gauge(
             "restore_bytes_to_come",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, product
@@ -64,7 +64,7 @@ class Restored(Protocol):
 class Metrics:
     """All metrics, in a registry of their own. ``backends``: the factories that restores may use."""
 
-    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock, backends: Iterable[str] = ()) -> None:
+    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock, backends: Sequence[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.job = job
         self.clock = clock
@@ -93,11 +93,11 @@ class Metrics:
         for kind in sorted(KINDS):
             self._failures.labels(job, kind)
         self._restores = self.counter("restores")
-        self._restore_bytes = self.counter("restore_bytes")
+        self._restore_bytes = dict.fromkeys((*backends, "local", "empty"), 0)
+        self._asked.watch("restore_bytes", self._restored_bytes)
         self._restore_seconds = self.counter("restore_seconds")
         for backend, reason in (*product(backends, BACKEND_REASONS), *OTHER_RESTORES):
             self._restores.labels(job, backend, reason)
-            self._restore_bytes.labels(job, backend)
             self._restore_seconds.labels(job, backend)
         self.restore_progress = self.gauge("restore_progress_ratio")
         self.last_commit = self.gauge("last_commit_timestamp_seconds")
@@ -192,10 +192,11 @@ class Metrics:
 
     def restored(self, restore: Restored) -> None:
         """Count one store's restore."""
-        labels = (self.job, restore.factory)
-        self._restores.labels(*labels, restore.reason).inc()
-        self._restore_bytes.labels(*labels).inc(restore.bytes_fetched)
-        self._restore_seconds.labels(*labels).inc(restore.seconds)
+        backend = restore.factory
+        self._restores.labels(self.job, backend, restore.reason).inc()
+        self._restore_seconds.labels(self.job, backend).inc(restore.seconds)
+        with self._changing:
+            self._restore_bytes[backend] = self._restore_bytes.get(backend, 0) + restore.bytes_fetched
 
     @cached_property
     def batches(self) -> Batches:
@@ -235,6 +236,13 @@ class Metrics:
         counted = dict.fromkeys(named(f"blob_{name}").known, 0)
         counted |= {count[1:]: number for count, number in self._blob_counts.read().items() if count[0] == name}
         return list(counted.items())
+
+    def _restored_bytes(self) -> list[tuple[tuple[str, ...], float]]:
+        """What openings fetched, and what has arrived of the stores since."""
+        counted = self._blob_counts.read()
+        with self._changing:
+            fetched = dict(self._restore_bytes)
+        return [((backend,), size + counted.get(("restored", backend), 0)) for backend, size in fetched.items()]
 
     def _observe(self, phase: Phase, subject: str) -> None:
         for task in tasks_of(subject) or [""]:
