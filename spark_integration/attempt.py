@@ -230,6 +230,7 @@ def _report(
         ),
         segments=opened.segments,
         blob_counts=[[*name, number] for name, number in opened.take_blob_counts().items()],
+        snapshots=opened.take_snapshots(),
     )
 
 

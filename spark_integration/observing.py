@@ -25,7 +25,7 @@ class Observers:
 
     def __init__(self, manager: StateManager, on_batch: OnBatch | None) -> None:
         self.recent: deque[BatchReport] = deque(maxlen=_REPORTS_KEPT)
-        self._metrics = manager.metrics
+        self._metrics, self._batches = manager.metrics, manager.metrics.batches
         self._log = BatchLog(manager.clock)
         self._on_batch = on_batch
         self._listeners: tuple[StatefulQueryListener, ...] = ()
@@ -60,10 +60,10 @@ class Observers:
         self._log.close()
 
     def _measure(self, report: BatchReport) -> None:
-        metrics, phases = self._metrics, _phases(report)
-        metrics.batch(
+        metrics = self._metrics
+        self._batches.count(
             replayed=report.replayed,
-            seconds=phases,
+            seconds=_phases(report),
             rows={"input": report.input_rows, "late": report.late_rows, "output": report.output_rows},
             keys={"read": report.keys_read, "written": report.keys_written},
             retries=report.retries,
@@ -73,6 +73,10 @@ class Observers:
             metrics.restored(one)
         for task in report.tasks:
             metrics.blobs({tuple(name): number for *name, number in task.blob_counts})
+            for made, store, seconds, kind in task.snapshots:
+                metrics.task(made).materialized(store, seconds)
+                if kind is not None:
+                    metrics.failed_by(kind)
             of = metrics.task(task.task)
             of.carried(task.keys_written)
             of.uploaded(task.commit_bytes)

@@ -194,6 +194,8 @@ class StatefulQuery:
         try:
             epoch = manager.acquire(**permissions)
             story.took_over(self.config, epoch)
+            if self._trigger.get("availableNow") or self._trigger.get("once"):
+                manager.metrics.gauge("ends_by_itself").labels(self.config.job_name).set(1)
             in_transaction = isinstance(self._output, KafkaOutput)
             if in_transaction or (isinstance(self._output, FormatOutput) and self._output.format == "kafka"):
                 story.sends_to_kafka(self.config.job_name, in_transaction=in_transaction)

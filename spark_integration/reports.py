@@ -63,6 +63,8 @@ class TaskReport:
         segments: store → number and bytes of the segments that a restore of the state before this batch would apply.
         blob_counts: requests to the blob store that the worker process has counted since its last report. Each is a
             name, labels and a number, such as ``["requests", "put", "ok", 3]``.
+        snapshots: background snapshots that have ended in the worker process since its last report: task, store,
+            seconds (None if it failed) and the class of the error (None if it was made).
         due_ms: when a timer or a TTL of the task next expires by the clock (epoch milliseconds); None if none does.
         next_watermark_ms: the watermark that follows from the task's rows (epoch milliseconds); None if it is unknown.
     """
@@ -88,6 +90,7 @@ class TaskReport:
     next_watermark_ms: int | None = None
     segments: Mapping[str, Sequence[int]] = field(default_factory=dict)
     blob_counts: Sequence[Sequence[Any]] = ()
+    snapshots: Sequence[Sequence[Any]] = ()
 
     @property
     def seconds(self) -> float:

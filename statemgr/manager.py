@@ -67,7 +67,9 @@ class StateManager:
         self._services = made = services(config)
         self.clock, self.executors = made.clock, made.executors
         self._log = CheckpointTopic(config, made.clock, owned=True)
-        self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, made.clock)
+        self.metrics = Metrics(
+            config.job_name, config.job_key, config.metrics_port, made.clock, config.restore_factories
+        )
         self.metrics.watch("job_tasks", lambda: [((), config.tasks)])
         self._topics = JobTopics(made)
         self._inputs = InputTopics(config, made.clock)
@@ -230,7 +232,7 @@ class StateManager:
             self._job = None
         with self._failures_counted():
             self._job, epoch = JobCoordinator.acquire(
-                self._services, self._log, self.layout, self._topics, Permissions(**permissions)
+                self._services, self._log, self.layout, self._topics, Permissions(**permissions), self.metrics
             )
         self._job.watched_by(self.metrics)
         self._upkeep.start()
@@ -263,11 +265,7 @@ class StateManager:
         """
         self._check_open()
         inputs = None if input_offsets is None else Inputs(dict(input_offsets), dict(input_topic_ids or {}))
-        with self.metrics.committing(len(prepared_commits)):
-            checkpoints = self._acquired().publish(prepared_commits, batch, inputs, refill=refill or {}, wait=wait)
-        for commit in prepared_commits:
-            self.metrics.task(commit.task).committed()
-        return checkpoints
+        return self._acquired().publish(prepared_commits, batch, inputs, refill=refill or {}, wait=wait)
 
     def settle(self) -> Mapping[str, Checkpoint]:
         """Find out whether a publish or a repair whose acknowledgement was lost has succeeded. Call it before the next

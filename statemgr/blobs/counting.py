@@ -4,6 +4,7 @@ A GET counts when it is opened. If its body breaks off, it also counts as a fail
 
 A count has a name and labels: ``("requests", operation, outcome)``, ``("bytes", direction)``, ``("retries",
 operation)`` or ``("hedges", operation)``. ``statemgr/telemetry/metric_declarations.py`` says what they mean.
+``("restored", backend)`` counts the bytes of a restore that arrive after its store is open.
 """
 
 from __future__ import annotations

@@ -146,6 +146,11 @@ class JobConfig:
         """``<name>/<ID>``."""
         return f"{self.job_name}/{self.job_id}"
 
+    @cached_property
+    def restore_factories(self) -> tuple[str, ...]:
+        """The factories that restores of the stores may use."""
+        return tuple(dict.fromkeys(one for store in self.stores.values() for one in store.restore_factories))
+
     @property
     def metrics_port(self) -> int | None:
         """Port of the metrics. 0 takes a free one, None is off."""

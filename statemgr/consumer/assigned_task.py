@@ -122,7 +122,7 @@ class AssignedTask:
         elif self.dirty and self.begun:
             self._commit_started = self.clock.monotonic()
             try:
-                self._prove()
+                self._prove(self.task)
                 self._commit = self.task.commit_async(self.offsets)
                 self.dirty = False
             except (RetryableError, OutcomeUnknownError) as error:
@@ -178,7 +178,7 @@ class AssignedTask:
         if self.task is None or not self.uncommitted:
             return None
         try:
-            self._prove()
+            self._prove(self.task)
             checkpoint = self.task.commit(self.offsets)
         except (RetryableError, OutcomeUnknownError) as error:
             if isinstance(error, LocalStateLost) or not again():
@@ -199,10 +199,11 @@ class AssignedTask:
                 "checkpoints were made without them", task.name, ", ".join(gone),
             )  # fmt: skip
 
-    def _prove(self) -> None:
+    def _prove(self, task: Task) -> None:
         """Prove that no message was skipped. Raises: MissingState, UnavailableError."""
-        for position in self.inputs:
-            position.prove()
+        with task.metrics.begins_commit():
+            for position in self.inputs:
+                position.prove()
 
     def _failed(self, task: Task, error: BaseException) -> None:
         self._failing_since = self._failing_since or self._commit_started

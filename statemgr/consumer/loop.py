@@ -308,7 +308,7 @@ class ConsumerLoop:
             if in_steps:
                 raise
             consumer.incremental_assign(at_start)
-        self._health.joined()
+        self._health.assigned()
         if in_steps and not partitions:
             return  # what stays is not listed
         self._take(partitions)
@@ -394,6 +394,8 @@ class ConsumerLoop:
         """Commit and close the leaving tasks, before another member may open them."""
         leaving = {partition.partition for partition in partitions}
         owned = [at.place for task in self._tasks if task.index in leaving for at in task.inputs]
+        if isinstance(consumer, GroupConsumer) and not consumer.in_steps:
+            self._health.revoked()  # in steps, it keeps the others, and nothing may follow
         self._story.revoked(partitions)
         try:
             self._pass_ends()
@@ -411,7 +413,7 @@ class ConsumerLoop:
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
-        self._health.joined(False)
+        self._health.lost()
         self._story.revoked(partitions, lost=True)
         self._let_go({partition.partition for partition in partitions})
 

@@ -31,7 +31,8 @@ class LoopHealth:
         settings = services.config.kafka_client("consumer")
         self.limit_s = int(settings.get("max.poll.interval.ms", POLL_INTERVAL_MS)) / 1000
         self.polled_s = self._clock.elapsed()
-        self._joined = self._was_joined = False
+        #: Why the group has assigned nothing to this member at this moment; empty if it has assigned what is due.
+        self._unassigned = "the consumer group has not assigned tasks yet"
         #: For how long the brokers have not answered.
         self.silent_s: Callable[[], float] = float
         self._ended: str | None = None
@@ -48,28 +49,34 @@ class LoopHealth:
             raise
         health.unwatch(self.condition)
 
-    def joined(self, joined: bool = True) -> None:
-        """The consumer group has told this member its partitions, or has removed it."""
-        self._joined = joined
-        self._was_joined |= joined
+    def assigned(self) -> None:
+        """The consumer group has told this member its partitions, or that it has none."""
+        self._unassigned = ""
+
+    def revoked(self) -> None:
+        """The group has taken all partitions back, and will tell this member which ones it has from now on."""
+        self._unassigned = (
+            "the consumer group is dividing its tasks again, and has not assigned any to this process yet"
+        )
+
+    def lost(self) -> None:
+        """The group has removed this member."""
+        self._unassigned = (
+            "this process has lost its tasks, because it and the consumer group did not hear of each other for "
+            "session.timeout.ms, and it has not been assigned others yet"
+        )
 
     def condition(self) -> Condition:
         """Any thread may call this."""
         owned = tuple(self._tasks)
         restoring = tuple(task_name(one.index) for one in owned if one.task is None)
-        unready = () if self._joined else (self._why_unready(),)
-        return Condition(self._dead(), unready, restoring, len(owned) - len(restoring))
+        return Condition(self._dead(), self._unready(), restoring, len(owned) - len(restoring))
 
-    def _why_unready(self) -> str:
-        silent = self.silent_s()
-        if silent > SILENT_S:
-            return f"the brokers have not answered for {silent:.0f} s"
-        if self._was_joined:
-            return (
-                "this process has lost its tasks, because it and the consumer group did not hear of each other for "
-                "session.timeout.ms, and it has not been assigned others yet"
-            )
-        return "the consumer group has not assigned tasks yet"
+    def _unready(self) -> tuple[str, ...]:
+        why = self._unassigned
+        if why and (silent := self.silent_s()) > SILENT_S:
+            why = f"the brokers have not answered for {silent:.0f} s"
+        return (why,) if why else ()
 
     def _dead(self) -> tuple[str, ...]:
         if self._ended is not None:

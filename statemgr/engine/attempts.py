@@ -16,7 +16,7 @@ from statemgr.blobs.counting import Counted, counts_of
 from statemgr.config import JobConfig
 from statemgr.engine.host import AttemptHost, attempt_host
 from statemgr.errors import ClosedError, ConfigError, CorruptBlob, DiskFull, InvalidError, StatemgrError
-from statemgr.flows.committing.attempt_snapshots import overdue_stores
+from statemgr.flows.committing.attempt_snapshots import SnapshotEnd, overdue_stores
 from statemgr.flows.committing.commit import CommitBase, Refill, discard, freeze, prepare
 from statemgr.flows.committing.local_copies import compacted_copies, most_files, prefer_compacted
 from statemgr.flows.committing.persist_ahead import PersistAhead
@@ -126,6 +126,10 @@ class Attempt:
     def take_blob_counts(self) -> Counted:
         """The requests to the blob store that this process has counted since the last call, for the metrics."""
         return counts_of(self._services.config.job_key).take()
+
+    def take_snapshots(self) -> Sequence[SnapshotEnd]:
+        """The background snapshots of this process that have ended since the last call, for the metrics."""
+        return self._host.snapshots.take_ended()
 
     def store(self, name: str) -> Store:
         """Raises: ConfigError for an unknown name."""

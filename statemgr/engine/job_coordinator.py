@@ -30,6 +30,7 @@ from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
 from statemgr.ports import CheckpointLog
 from statemgr.services import Services
+from statemgr.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 _PARALLELISM = 8
@@ -38,8 +39,9 @@ _PARALLELISM = 8
 class JobCoordinator(Coordinator):
     """Publishes for all tasks of a job. The next publish waits for the clean-up after the last one."""
 
-    def __init__(self, owner: Owner, topics: JobTopics) -> None:
+    def __init__(self, owner: Owner, topics: JobTopics, metrics: Metrics) -> None:
         super().__init__(owner, topics)
+        self._metrics = metrics
         services, published = owner.services, owner.published
         self._when_damaged: Callable[[], bool] | None = None
         subject = f"job {services.config.job_name}"
@@ -53,7 +55,13 @@ class JobCoordinator(Coordinator):
 
     @classmethod
     def acquire(
-        cls, services: Services, log: CheckpointLog, layout: Layout, topics: JobTopics, given: Permissions
+        cls,
+        services: Services,
+        log: CheckpointLog,
+        layout: Layout,
+        topics: JobTopics,
+        given: Permissions,
+        metrics: Metrics,
     ) -> tuple[JobCoordinator, Epoch]:
         """Take the whole job over, by the steps of :mod:`statemgr.flows.opening.open_job`.
 
@@ -73,7 +81,7 @@ class JobCoordinator(Coordinator):
                 old_job = OldJobWatch(services)
                 for task in names:
                     old_job.check(adopted, task, owner.published.checkpoint(task), found.permissions[task])
-            acquired = cls(owner, topics)
+            acquired = cls(owner, topics, metrics)
             acquired.adopt_offers(found.refill)
         except BaseException:
             (acquired or owner).close()
@@ -100,19 +108,31 @@ class JobCoordinator(Coordinator):
         Args:
             refill: task → the damaged backups that its commit has made again.
         """
-        if not self._settled(commits):
-            left = [clean_up for clean_up in self.clean_ups.values() if clean_up.is_unfinished]
-            self._services.in_parallel("ttl", CleanUp.retry_ttls, left)
-            follow_up = partial(self._start_clean_up, commits, dict(self.published.records), refill)
-            with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
-                self._publish(commits, follow_up, batch, inputs)
-                newest = max(one.checkpoint_id for one in self.published.checkpoints.values())
-                added = sum(commit.added_bytes for commit in commits)
-                publishing.attributes |= {"checkpoint": str(newest), "bytes": added, "tasks": len(commits)}
-            follow_up()
-        if wait:
-            self._cleaner.take()
+        with self._metrics.committing(len(commits)):
+            if not self._settled(commits):
+                self._publish_all(commits, batch, inputs, refill)
+            if wait:
+                self._cleaner.take()
+        for commit in commits:
+            self._metrics.task(commit.task).committed()
         return self.published.checkpoints
+
+    def _publish_all(
+        self,
+        commits: Sequence[PreparedCommit],
+        batch: MicroBatch | None,
+        inputs: Inputs | None,
+        refill: Mapping[str, Refill],
+    ) -> None:
+        left = [clean_up for clean_up in self.clean_ups.values() if clean_up.is_unfinished]
+        self._services.in_parallel("ttl", CleanUp.retry_ttls, left)
+        follow_up = partial(self._start_clean_up, commits, dict(self.published.records), refill)
+        with flow("publish", self._services.config.job_name, self._services.config.job_key) as publishing:
+            self._publish(commits, follow_up, batch, inputs)
+            newest = max(one.checkpoint_id for one in self.published.checkpoints.values())
+            added = sum(commit.added_bytes for commit in commits)
+            publishing.attributes |= {"checkpoint": str(newest), "bytes": added, "tasks": len(commits)}
+        follow_up()
 
     def _settled(self, commits: Sequence[PreparedCommit]) -> bool:
         """Whether an earlier call whose outcome was unknown has published exactly these commits.

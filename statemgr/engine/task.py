@@ -341,7 +341,7 @@ class Task:
             self._pending.make_way()
             if self._closed:
                 raise ClosedError("the task is closed", task=self.name)
-            with Flow("commit", self.name, self._services.config.job_key).here() as flow:
+            with Flow("commit", self.name, self._services.config.job_key).here() as flow, self.metrics.begins_commit():
                 return self._begin(input_offsets, materialize, flow)
 
     def _begin(self, input_offsets: Mapping[str, int], materialize: bool, flow: Flow) -> Future[Checkpoint]:

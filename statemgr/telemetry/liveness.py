@@ -26,6 +26,11 @@ class Condition:
     open: int = 0
 
     @property
+    def tasks(self) -> int:
+        """Number of tasks that are open or being opened, or wait for that."""
+        return self.open + len(self.restoring)
+
+    @property
     def is_ready(self) -> bool:
         return not (self.dead or self.unready or self.restoring)
 

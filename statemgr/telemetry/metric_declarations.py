@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
+
+from statemgr.blobs.counting import OPERATIONS, OUTCOMES
 
 Kind = Literal["counter", "gauge", "histogram"]
 #: The values of the labels after ``job``, and the number.
@@ -29,6 +32,8 @@ class Declared:
         text: what it means, with its unit.
         labels: in addition to ``job``.
         most: bound of the number of series in one process; ``1`` is one per job.
+        known: values of the labels that a counter is served with from the start, because Prometheus sees an increase
+            only if it has seen the number before.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Declared:
     text: str
     labels: tuple[str, ...] = ()
     most: str = "1"
+    known: tuple[tuple[str, ...], ...] = ()
 
     @property
     def shown(self) -> str:
@@ -50,8 +56,13 @@ class Declared:
         return (self.shown,)
 
 
-def _counter(name: str, text: str, *labels: str, most: str = "1") -> Declared:
-    return Declared(f"statemgr_{name}", "counter", text, labels, most)
+def _counter(name: str, text: str, *labels: str, most: str = "1", known: Iterable[tuple[str, ...]] = ()) -> Declared:
+    return Declared(f"statemgr_{name}", "counter", text, labels, most, tuple(known))
+
+
+def _each(*values: str) -> Iterator[tuple[str, ...]]:
+    """The values of a counter's only label."""
+    return ((value,) for value in values)
 
 
 def _gauge(name: str, text: str, *labels: str, most: str = "1") -> Declared:
@@ -61,7 +72,11 @@ def _gauge(name: str, text: str, *labels: str, most: str = "1") -> Declared:
 #: Heading → metrics, in the order of the table.
 METRICS: dict[str, tuple[Declared, ...]] = {
     "tasks, lag and age": (
-        _gauge("tasks", "Tasks that this process has open or is opening; on Spark, on the driver, all tasks"),
+        _gauge(
+            "tasks",
+            "Tasks that this process has open or still has to open, as `/readyz` counts them; on Spark, on the driver, "
+            "all tasks",
+        ),
         _gauge("job_tasks", "Tasks that the job has: `job.tasks` of this process"),
         _gauge(
             "input_lag",
@@ -98,6 +113,11 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "When the newest published checkpoint of the task was taken, whoever published it",
             "task", most=_TASK,
         ),
+        _gauge(
+            "ends_by_itself",
+            "On Spark: 1 if the query ends when it has read its input (trigger `availableNow` or `once`), and a "
+            "scheduler starts it again",
+        ),
         _gauge("watermark_seconds", "On Spark: the watermark, in seconds since the epoch"),
     ),
     "failures": (
@@ -121,7 +141,9 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "`damaged`, `unreachable` or `absent`",
             "backend", "reason", most="6 × backends",
         ),
-        _counter("restore_bytes", "Bytes that restores fetched", "backend", most="backends"),
+        _counter(
+            "restore_bytes", "Bytes that restores fetched, also after the store was open", "backend", most="backends"
+        ),
         _counter("restore_seconds", "Seconds that restores took", "backend", most="backends"),
         _gauge(
             "restore_bytes_to_come",
@@ -141,11 +163,12 @@ METRICS: dict[str, tuple[Declared, ...]] = {
     "state": (
         _gauge(
             "state_keys",
-            "Keys in the stores of the task. RocksDB estimates them: changes that are not compacted count as more keys",
+            "Keys in the stores of the task. RocksDB estimates them: changes that are not compacted count as more "
+            "keys. When it opens a store, it looks at 20 table files at most, and assumes that the others are alike",
             "task", most=_TASK,
         ),
         _gauge("state_bytes", "Bytes of the stores of the task on disk", "task", most=_TASK),
-        _gauge("rocksdb_keys", "Keys of the store, as RocksDB estimates them", "task", "store", most=_STORE),
+        _gauge("rocksdb_keys", "Keys of the store, as `statemgr_state_keys` has them", "task", "store", most=_STORE),
         _gauge("rocksdb_bytes", "Bytes of the table files of the store", "task", "store", most=_STORE),
         _gauge(
             "rocksdb_memtable_bytes",
@@ -175,7 +198,11 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "task", "store", most=_STORE,
         ),
         _gauge("segments_bytes", "Bytes of these segments", "task", "store", most=_STORE),
-        _counter("materializations", "Background snapshots, with `outcome` = `made` or `failed`", "outcome", most="2"),
+        _counter(
+            "materializations",
+            "Background snapshots, with `outcome` = `made` or `failed`",
+            "outcome", most="2", known=_each("made", "failed"),
+        ),
         _gauge("materialization_seconds", "Seconds of the last background snapshot", "task", "store", most=_STORE),
         _gauge("blobs_with_ttl", "Published blobs that still have a TTL, and would expire", "task", most=_TASK),
     ),
@@ -185,14 +212,30 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "Requests, each attempt of a repeated one. `operation` is `put`, `get`, `read` (a body that broke off), "
             "`stat`, `list`, `copy`, `delete` or `remove-ttl`. `outcome` is `ok`, `missing`, `unavailable`, `denied`, "
             "`full` or `error`",
-            "operation", "outcome", most="48",
+            "operation", "outcome", most="48", known=product(OPERATIONS, ("ok", *OUTCOMES)),
         ),
-        _counter("blob_retries", "Attempts that were repeated after a pause", "operation", most="11"),
-        _counter("blob_hedges", "Extra requests, started because the first one was slow", "operation", most="2"),
-        _counter("blob_bytes", "Bytes of bodies, with `direction` = `upload` or `download`", "direction", most="2"),
+        _counter(
+            "blob_retries",
+            "Attempts that were repeated after a pause",
+            "operation", most="12", known=_each(*OPERATIONS),
+        ),
+        _counter(
+            "blob_hedges",
+            "Extra requests, started because the first one was slow",
+            "operation", most="2", known=_each("get", "put"),
+        ),
+        _counter(
+            "blob_bytes",
+            "Bytes of bodies, with `direction` = `upload` or `download`",
+            "direction", most="2", known=_each("upload", "download"),
+        ),
     ),
     "commits": (
-        _counter("commits", "Commits, with `outcome` = `published` or `failed`", "outcome", most="2"),
+        _counter(
+            "commits",
+            "Commits of tasks, also those that a repair makes without input, with `outcome` = `published` or `failed`",
+            "outcome", most="2", known=_each("published", "failed"),
+        ),
         Declared(
             "statemgr_publish_seconds",
             "histogram",
@@ -215,10 +258,24 @@ METRICS: dict[str, tuple[Declared, ...]] = {
     ),
     "micro-batches of Spark": (
         _gauge("commit_requests", "Blobs that the last commit uploaded, one PUT each", "task", most=_TASK),
-        _counter("batches", "Micro-batches, with `kind` = `published` or `replayed`", "kind", most="2"),
-        _counter("batch_rows", "Rows, with `kind` = `input`, `late` or `output`", "kind", most="3"),
-        _counter("batch_keys", "Keys, with `kind` = `read` or `written`", "kind", most="2"),
-        _counter("batch_seconds", "Seconds, with `phase` = `stage`, `publish` or `output`", "phase", most="3"),
+        _counter(
+            "batches",
+            "Micro-batches, with `kind` = `published` or `replayed`",
+            "kind", most="2", known=_each("published", "replayed"),
+        ),
+        _counter(
+            "batch_rows",
+            "Rows, with `kind` = `input`, `late` or `output`",
+            "kind", most="3", known=_each("input", "late", "output"),
+        ),
+        _counter(
+            "batch_keys", "Keys, with `kind` = `read` or `written`", "kind", most="2", known=_each("read", "written")
+        ),
+        _counter(
+            "batch_seconds",
+            "Seconds, with `phase` = `stage`, `publish` or `output`",
+            "phase", most="3", known=_each("stage", "publish", "output"),
+        ),
         _counter("batch_retries", "Attempts at tasks that failed and ran again"),
     ),
     "`statemgr standby`": (

@@ -12,7 +12,8 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, product
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from statemgr.blobs.counting import OPERATIONS, OUTCOMES, Counted, counts_of
+from statemgr.blobs.counting import Counted, counts_of
 from statemgr.errors import StatemgrError
 from statemgr.local import memory_in_use
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
@@ -37,6 +38,9 @@ def _kinds(error: type[StatemgrError]) -> set[str]:
     return {error.__name__}.union(*(_kinds(one) for one in error.__subclasses__()))
 
 
+#: Why a restore takes a factory, and where else a state comes from and why.
+BACKEND_REASONS = ("first-choice", "damaged", "unreachable", "absent")
+OTHER_RESTORES = (("local", "local-copy"), ("empty", "new"))
 #: Kinds of failures that are served from the start.
 KINDS = frozenset(_kinds(StatemgrError))
 
@@ -58,9 +62,9 @@ class Restored(Protocol):
 
 
 class Metrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, in a registry of their own. ``backends``: the factories that restores may use."""
 
-    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock) -> None:
+    def __init__(self, job: str, job_key: str, port: int | None, clock: Clock, backends: Sequence[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.job = job
         self.clock = clock
@@ -73,7 +77,7 @@ class Metrics:
         self._changing = threading.Lock()
         self._blob_counts = counts_of(job_key)
         self._asked = _Asked(job, self.registry)
-        self._asked.watch("tasks", lambda: [((), len(self._tasks))])
+        self._asked.watch("tasks", lambda: [((), self.health.condition().tasks)])
         for name in ("requests", "retries", "hedges", "bytes"):
             self._asked.watch(f"blob_{name}", lambda name=name: self._blobs(name))  # type: ignore[misc]
         for name in ROCKSDB:
@@ -86,22 +90,22 @@ class Metrics:
         ).labels(job)
         self.process_seconds = Durations(job, "process_seconds", PROCESS_BUCKETS, self.registry)
         self._failures = self.counter("failures")
-        for kind in sorted(KINDS):  # Prometheus sees an increase only if it has seen the number before
+        for kind in sorted(KINDS):
             self._failures.labels(job, kind)
         self._restores = self.counter("restores")
-        self._restore_bytes = self.counter("restore_bytes")
+        self._restore_bytes = dict.fromkeys((*backends, "local", "empty"), 0)
+        self._asked.watch("restore_bytes", self._restored_bytes)
         self._restore_seconds = self.counter("restore_seconds")
+        for backend, reason in (*product(backends, BACKEND_REASONS), *OTHER_RESTORES):
+            self._restores.labels(job, backend, reason)
+            self._restore_seconds.labels(job, backend)
         self.restore_progress = self.gauge("restore_progress_ratio")
         self.last_commit = self.gauge("last_commit_timestamp_seconds")
         self.commits = self.counter("commits")
-        for outcome in ("published", "failed"):
-            self.commits.labels(job, outcome)
         self.skipped = self.counter("commits_skipped").labels(job)
         self.blocked = self.counter("commits_blocked").labels(job)
         self.blocked_seconds = self.counter("commit_blocked_seconds").labels(job)
         self.materializations = self.counter("materializations")
-        for outcome in ("made", "failed"):
-            self.materializations.labels(job, outcome)
         self.changes = self.gauge("commit_changes")
         self.uploaded = self.gauge("commit_uploaded_bytes")
         self.seconds = self.gauge("commit_seconds")
@@ -111,12 +115,6 @@ class Metrics:
         self.requests = self.gauge("commit_requests")
         self.keys = self.gauge("state_keys")
         self.bytes = self.gauge("state_bytes")
-        self._batches = self.counter("batches")
-        self._batch_seconds = self.counter("batch_seconds")
-        self._rows = self.counter("batch_rows")
-        self._keys = self.counter("batch_keys")
-        self._retries = self.counter("batch_retries").labels(job)
-        self._watermark = self.gauge("watermark_seconds")
         self.health = Health()
         self._served = None if port is None else serve(port, self.registry, self.health)
         add_observer(self._observe, job_key)
@@ -154,7 +152,10 @@ class Metrics:
         if getattr(error, "_is_counted", False):
             return
         error._is_counted = True  # type: ignore[attr-defined]
-        kind = type(error).__name__
+        self.failed_by(type(error).__name__)
+
+    def failed_by(self, kind: str) -> None:
+        """Count a failure whose error has this class, here or in another process of the job."""
         with self._changing:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 kind = "other"
@@ -163,17 +164,18 @@ class Metrics:
         self._failures.labels(self.job, kind).inc()
 
     @contextmanager
-    def committing(self, commits: int = 1) -> Iterator[None]:
-        """Count commits that are published together; as failed if the block raises."""
-        outcome = "failed"
+    def committing(self, commits: int = 1, *, begins: bool = False) -> Iterator[None]:
+        """Count commits that are published together; as failed if the block raises. ``begins``: another block publishes
+        them later."""
         try:
             yield
-            outcome = "published"
-        except Exception as error:
-            self.failed(error)
+        except BaseException as error:
+            self.commits.labels(self.job, "failed").inc(commits)
+            if isinstance(error, Exception):
+                self.failed(error)
             raise
-        finally:
-            self.commits.labels(self.job, outcome).inc(commits)
+        if not begins:
+            self.commits.labels(self.job, "published").inc(commits)
 
     def failures(self) -> dict[str, int]:
         """Kind → how often something has failed so far, without the kinds that never have."""
@@ -190,29 +192,16 @@ class Metrics:
 
     def restored(self, restore: Restored) -> None:
         """Count one store's restore."""
-        labels = (self.job, restore.factory)
-        self._restores.labels(*labels, restore.reason).inc()
-        self._restore_bytes.labels(*labels).inc(restore.bytes_fetched)
-        self._restore_seconds.labels(*labels).inc(restore.seconds)
+        backend = restore.factory
+        self._restores.labels(self.job, backend, restore.reason).inc()
+        self._restore_seconds.labels(self.job, backend).inc(restore.seconds)
+        with self._changing:
+            self._restore_bytes[backend] = self._restore_bytes.get(backend, 0) + restore.bytes_fetched
 
-    def batch(
-        self,
-        *,
-        replayed: bool,
-        seconds: Mapping[str, float],
-        rows: Mapping[str, int],
-        keys: Mapping[str, int],
-        retries: int,
-        watermark_ms: int | None,
-    ) -> None:
-        """Count one micro-batch of an engine: seconds by phase, rows and keys by kind."""
-        self._batches.labels(self.job, "replayed" if replayed else "published").inc()
-        for counter, counted in ((self._batch_seconds, seconds), (self._rows, rows), (self._keys, keys)):
-            for label, number in counted.items():
-                counter.labels(self.job, label).inc(number)
-        self._retries.inc(retries)
-        if watermark_ms is not None:
-            self._watermark.labels(self.job).set(watermark_ms / 1000)
+    @cached_property
+    def batches(self) -> Batches:
+        """The metrics of an engine's micro-batches. They are served from the first use on."""
+        return Batches(self)
 
     @property
     def port(self) -> int | None:
@@ -228,7 +217,10 @@ class Metrics:
     def counter(self, name: str) -> Counter:
         """A declared counter."""
         found = named(name)
-        return Counter(found.name, found.text, ["job", *found.labels], registry=self.registry)
+        made = Counter(found.name, found.text, ["job", *found.labels], registry=self.registry)
+        for labels in found.known:
+            made.labels(self.job, *labels)
+        return made
 
     def gauge(self, name: str) -> Gauge:
         """A declared gauge."""
@@ -241,10 +233,16 @@ class Metrics:
         return [found for task in tasks for found in task.rocksdb(name)]
 
     def _blobs(self, name: str) -> list[tuple[tuple[str, ...], float]]:
-        counted: dict[tuple[str, ...], int]
-        counted = {("requests", operation, outcome): 0 for operation in OPERATIONS for outcome in ("ok", *OUTCOMES)}
-        counted |= self._blob_counts.read()
-        return [(counts[1:], number) for counts, number in counted.items() if counts[0] == name]
+        counted = dict.fromkeys(named(f"blob_{name}").known, 0)
+        counted |= {count[1:]: number for count, number in self._blob_counts.read().items() if count[0] == name}
+        return list(counted.items())
+
+    def _restored_bytes(self) -> list[tuple[tuple[str, ...], float]]:
+        """What openings fetched, and what has arrived of the stores since."""
+        counted = self._blob_counts.read()
+        with self._changing:
+            fetched = dict(self._restore_bytes)
+        return [((backend,), size + counted.get(("restored", backend), 0)) for backend, size in fetched.items()]
 
     def _observe(self, phase: Phase, subject: str) -> None:
         for task in tasks_of(subject) or [""]:
@@ -253,6 +251,38 @@ class Metrics:
             self._begun[subject] = self.clock.elapsed()
         elif phase is Phase.ACKNOWLEDGED and subject in self._begun:
             self._publish.observe(self.clock.elapsed() - self._begun.pop(subject))
+
+
+class Batches:
+    """The metrics of an engine's micro-batches."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._job = metrics.job
+        self._batches = metrics.counter("batches")
+        self._seconds = metrics.counter("batch_seconds")
+        self._rows = metrics.counter("batch_rows")
+        self._keys = metrics.counter("batch_keys")
+        self._retries = metrics.counter("batch_retries").labels(self._job)
+        self._watermark = metrics.gauge("watermark_seconds")
+
+    def count(
+        self,
+        *,
+        replayed: bool,
+        seconds: Mapping[str, float],
+        rows: Mapping[str, int],
+        keys: Mapping[str, int],
+        retries: int,
+        watermark_ms: int | None,
+    ) -> None:
+        """Count one micro-batch: seconds by phase, rows and keys by kind."""
+        self._batches.labels(self._job, "replayed" if replayed else "published").inc()
+        for counter, counted in ((self._seconds, seconds), (self._rows, rows), (self._keys, keys)):
+            for label, number in counted.items():
+                counter.labels(self._job, label).inc(number)
+        self._retries.inc(retries)
+        if watermark_ms is not None:
+            self._watermark.labels(self._job).set(watermark_ms / 1000)
 
 
 class Durations(Collector):

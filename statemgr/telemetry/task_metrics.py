@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
@@ -141,6 +141,10 @@ class TaskMetrics:
         """Set the seconds of a phase of a commit."""
         self.log.took(name, seconds)
         self._gauge(self._metrics.seconds, seconds, name)
+
+    def begins_commit(self) -> AbstractContextManager[None]:
+        """Count one commit as failed if the block, which begins it, raises."""
+        return self._metrics.committing(begins=True)
 
     @contextmanager
     def commit(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 #: Kinds that others define: the schemas of these resources are with their operators (docs/deploy.md).
-_OF_OPERATORS = {"ScaledObject", "ServiceMonitor", "SparkApplication"}
+_OF_OPERATORS = {"PodMonitor", "ScaledObject", "ServiceMonitor", "SparkApplication"}
 
 
 def _resources(file: Path) -> list[dict[str, Any]]:
@@ -80,6 +80,20 @@ def test_the_parts_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("Service", "PodDisruptionBudget", "ServiceMonitor"):
         selector = found[kind]["spec"]["selector"]
         assert selector.get("matchLabels", selector) == labels
+
+
+def test_prometheus_finds_each_process_that_serves_metrics() -> None:
+    """The monitors select the labels and the port of the service's pods, and of the driver. Executors serve none."""
+    found = _all()
+    driver = found["SparkApplication"]["spec"]["driver"]
+    pods = found["PodMonitor"]["spec"]
+    assert pods["selector"]["matchLabels"] == {**driver["labels"], "spark-role": "driver"}
+    (endpoint,) = pods["podMetricsEndpoints"]
+    assert [endpoint["port"]] == [port["name"] for port in driver["ports"]]
+    (of_service,) = found["ServiceMonitor"]["spec"]["endpoints"]
+    assert [of_service["port"]] == [port["name"] for port in found["Service"]["spec"]["ports"]]
+    assert endpoint["honorLabels"]
+    assert of_service["honorLabels"]
 
 
 def test_the_image_runs_as_nobody_and_compiles_nothing() -> None:

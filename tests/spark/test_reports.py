@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from spark_integration import BatchReport, RunningQuery, StatefulQueryListener
 from spark_integration.observing import Observers
 from spark_integration.reports import TaskReport
 from statemgr.local.machine import SystemClock
+from statemgr.telemetry.metrics import Metrics
 from tests.jobs import DUAL
 from tests.spark.conftest import Pipeline
 from tests.spark.processors import Comparison
@@ -46,10 +48,31 @@ class CountingOnce(StatefulProcessor):
         yield Row(id=key[0], count=count)
 
 
+def a_report_and_its_observers() -> tuple[TaskReport, Observers, Metrics]:
+    """Return a task's report, the observers of a query, and their metrics."""
+    task = TaskReport("Partition 0", 0, 1, 0, 1, 1, 1, 1, 10, 1024, 1, 0, 0.0, 0.0, 0.0, 0.0, ())
+    metrics = Metrics("j", "j/of-this-test", None, SystemClock())
+    return task, Observers(SimpleNamespace(metrics=metrics, clock=SystemClock()), None), metrics  # type: ignore[arg-type]
+
+
+def test_snapshots_of_executors_are_counted() -> None:
+    """The report of an attempt has the snapshots that its process has made or failed to make since the last one."""
+    task, observers, metrics = a_report_and_its_observers()
+    ended = (("Partition 0", "totals", 1.5, None), ("Partition 1", "totals", None, "DiskFull"))
+    task = TaskReport.from_json(replace(task, snapshots=ended).to_json())
+    observers.observe(BatchReport("j", 0, 0, False, 0, None, 0.0, 0.0, 0.0, {}, (task,)))
+    number = metrics.registry.get_sample_value
+    for outcome in ("made", "failed"):
+        assert number("statemgr_materializations_total", {"job": "j", "outcome": outcome}) == 1
+    assert number("statemgr_failures_total", {"job": "j", "kind": "DiskFull"}) == 1
+    seconds = {"job": "j", "task": "Partition 0", "store": "totals"}
+    assert number("statemgr_materialization_seconds", seconds) == 1.5
+    metrics.close()
+
+
 def test_reports_of_many_tasks_are_few() -> None:
     """The reports that are kept have a bounded number of tasks. The last one is always there."""
-    task = TaskReport("Partition 0", 0, 1, 0, 1, 1, 1, 1, 10, 1024, 1, 0, 0.0, 0.0, 0.0, 0.0, ())
-    observers = Observers(SimpleNamespace(metrics=None, clock=SystemClock()), None)  # type: ignore[arg-type]
+    task, observers, _ = a_report_and_its_observers()
     observers._measure = lambda report: None  # type: ignore[method-assign]
     kept = []
     for number, tasks in enumerate([1] * 200 + [8_000] * 4 + [30_000, 0]):
@@ -168,7 +191,8 @@ def test_every_number_of_a_batch(
     assert [record.getMessage() for record in caplog.records if "Kept failed" in record.getMessage()]
     values = [metrics_of(running) for running in (first, second)]
     assert values[0] | {"seconds": None} == {
-        "batches/published": 2, "batch_rows/input": 8, "batch_rows/late": 0, "batch_rows/output": 5,
+        "batches/published": 2, "batches/replayed": 0,
+        "batch_rows/input": 8, "batch_rows/late": 0, "batch_rows/output": 5,
         "batch_keys/read": 5, "batch_keys/written": 5, "batch_retries": 1, "watermark_seconds": 1_704_067_210,
         "restores/empty/new": 2, "restores/local/local-copy": 2, "commit_changes": 2, "commit_requests": 0,
         "commit_uploaded_bytes": 0, "state_keys": reports[1].keys_estimated, "state_bytes": reports[1].state_bytes,
@@ -181,12 +205,14 @@ def test_every_number_of_a_batch(
 
 
 def same_names_as_a_consumer_loop(running: RunningQuery) -> None:
-    """Check that the driver also has metrics for tasks, their age, and the blob requests of executors."""
+    """Check that the driver also has metrics for tasks, their age, and the blob requests of executors. With the trigger
+    `availableNow`, it says that it ends by itself."""
     registry = running._manager.metrics.registry
     found = {sample.name: sample.labels for metric in registry.collect() for sample in metric.samples}
     wanted = {
         "statemgr_tasks", "statemgr_last_commit_timestamp_seconds", "statemgr_restore_progress_ratio",
         "statemgr_blob_requests_total", "statemgr_blob_bytes_total", "statemgr_publish_seconds_count",
+        "statemgr_ends_by_itself",
     }  # fmt: skip
     assert wanted <= found.keys()
     put = {"job": running._manager.config.job_name, "operation": "put", "outcome": "ok"}
@@ -207,6 +233,8 @@ def metrics_of(running: RunningQuery) -> dict[str, Any]:
                 found["seconds"] |= {sample.labels["phase"]} if sample.value > 0 else set()
                 continue
             kinds = [value for label, value in sample.labels.items() if label not in ("job", "task")]
+            if name == "restores" and not sample.value:
+                continue
             key = "/".join([name, *kinds])
             found[key] = found.get(key, 0) + sample.value
     return {name: value for name, value in found.items() if not name.startswith(("commit_blocked", "commits"))}

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from statemgr.errors import CorruptError, MissingError
@@ -24,11 +25,16 @@ from statemgr.stores.open_store import NO_CHANGES, OpenStore
 log = logging.getLogger(__name__)
 
 
+#: A snapshot that has ended: its task and store, its seconds (None if it failed), and the class of its error.
+SnapshotEnd = tuple[str, str, float | None, str | None]
+
+
 class AttemptSnapshots:
     """The background snapshots of one process that runs attempts. Safe to use from many threads."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._ended = deque[SnapshotEnd]()
         # a process that ends waits at most for the parts that are being uploaded
         self.worker: Worker[None] = Worker(services, "snapshot", services.config.job_name, background=True)
 
@@ -46,18 +52,32 @@ class AttemptSnapshots:
                 if chain.is_over() or (age_s is not None and chain.snapshot_age_s() >= age_s):
                     state_id = checkpoint.stores[identity.store]
                     what = f"a snapshot of {identity}"
-                    self.worker.attempt(what, partial(self._make, chain, state_id))
+                    self.worker.attempt(what, partial(self._make_and_note, chain, state_id))
                     return
         except Exception as error:  # an attempt must not fail because of it
             log.warning("no background snapshot was started for this attempt: %s", error)
 
-    def _make(self, due: PublishedChain, state_id: str) -> None:
-        """Steps 2 and 3."""
+    def take_ended(self) -> Sequence[SnapshotEnd]:
+        """The snapshots that have ended since the last call, for the metrics."""
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def _make_and_note(self, due: PublishedChain, state_id: str) -> None:
+        task, store = due.store.identity.task, due.store.identity.store
+        begun = self._services.clock.elapsed()
+        try:
+            if self._make(due, state_id):
+                self._ended.append((task, store, self._services.clock.elapsed() - begun, None))
+        except Exception as error:
+            self._ended.append((task, store, None, type(error).__name__))
+            raise
+
+    def _make(self, due: PublishedChain, state_id: str) -> bool:
+        """Steps 2 and 3. Returns: False if a later attempt has removed the state."""
         identity, directories = due.store.identity, due.store.directories
         identity.announce(Phase.MATERIALIZE)
         copy = directories.find(state_id)
         if copy is None:
-            return  # a later attempt has removed it
+            return False
         own, begun = directories.clone(copy), self._services.clock.elapsed()
         try:
             made, attempt = due.store.finished(own), self._services.ids.attempt_id()
@@ -68,6 +88,7 @@ class AttemptSnapshots:
             directories.discard(own)
         identity.announce(Phase.MATERIALIZED)
         tell_made(identity, made, self._services.clock.elapsed() - begun)
+        return True
 
 
 def overdue_stores(

@@ -17,13 +17,15 @@ again, and that opening restores the whole state, from an older snapshot if need
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
+from statemgr.blobs.counting import counts_of
 from statemgr.errors import CorruptFile, MissingFile, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import size
-from statemgr.ports import PartialState, RestoreRequest, StoreIdentity
+from statemgr.ports import RestoreRequest, StoreIdentity
 from statemgr.services import Services
 from statemgr.stores.open_store import OpenedByNeed
 
@@ -53,11 +55,12 @@ def open_by_need(services: Services, factory: str, request: RestoreRequest) -> O
 def fetch_rest(
     services: Services,
     identity: StoreIdentity,
-    state: PartialState,
+    factory: str,
+    opened: OpenedByNeed,
     fetch_all: Callable[[Callable[[], None]], None],
     lost: Callable[[CorruptFile | MissingFile], object],
 ) -> Callable[[], Future[None]]:
-    """Steps 3 and 4, on a thread.
+    """Steps 3 and 4, on a thread. Counts what arrives, also by need, as bytes of a restore from ``factory``.
 
     Args:
         fetch_all: does the work, as ``PartialState.fetch_rest``.
@@ -68,11 +71,19 @@ def fetch_rest(
     """
     worker: Worker[None] = Worker(services, f"fetch-{identity.task}-{identity.store}", str(identity), background=True)
     began, ended = services.clock.elapsed(), Future[None]()
+    state, counting, counted = opened.state, threading.Lock(), opened.fetched
+
+    def count() -> None:
+        nonlocal counted
+        with counting:
+            before, counted = counted, state.fetched
+            counts_of(identity.job_key).add("restored", factory, by=counted - before)
 
     def fetch() -> None:
         try:
             fetch_or_try_again()
         finally:
+            count()
             ended.set_result(None)
 
     due, faults = began + _TELL_S, state.faults
@@ -80,6 +91,7 @@ def fetch_rest(
     def look() -> None:
         nonlocal due, faults
         worker.go_on()
+        count()
         if services.clock.elapsed() >= due:
             seconds = f", all of it in about {state.missing / state.rate:.0f} s" if state.rate else ""
             log.info(

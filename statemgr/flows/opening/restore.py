@@ -342,7 +342,7 @@ class _Restore:
             try:
                 self._discard_leftovers()
                 opened.stop_fetching = fetch_rest(
-                    self._services, self._identity, state.state, state.state.fetch_rest, opened.give_up
+                    self._services, self._identity, factory, state, state.state.fetch_rest, opened.give_up
                 )
             except BaseException:
                 opened.close()

@@ -122,8 +122,8 @@ class _SharedState:
             for leftover in request.leftovers:
                 self._directories.discard(leftover)  # what is right in it was taken over
             fetched = self._opened.fetched
-            lost, state = partial(self._lost, self._opened), self._opened.state
-            self._stop = fetch_rest(self._services, self._identity, state, self._fetch_all, lost)
+            lost = partial(self._lost, self._opened)
+            self._stop = fetch_rest(self._services, self._identity, factory, self._opened, self._fetch_all, lost)
         self._state_id = state_id
         directory = self._directories.staging()
         try:

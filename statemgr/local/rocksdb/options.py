@@ -123,12 +123,11 @@ def _common(value: Mapping[str, object], *, create: bool) -> Options:
     made.set_max_open_files(int(str(value["max.open.files"])))
     made.set_max_background_jobs(int(str(value["max.background.jobs"])))
     made.set_paranoid_checks(True)
-    # stores may be opened and closed per micro-batch: no statistics, one small log
+    # stores may be opened and closed per micro-batch: no statistics of their work, one small log
     made.set_keep_log_file_num(1)
     made.set_max_log_file_size(_LOG)
     made.set_stats_dump_period_sec(0)
     made.set_stats_persist_period_sec(0)
-    made.set_skip_stats_update_on_db_open(True)
     made.set_manifest_preallocation_size(64 * 1024)
     return made
 

@@ -60,7 +60,9 @@ class Standby:
             undo.callback(self._services.close)
             self._log = CheckpointTopic(config, self._services.clock)
             undo.callback(self._log.close)
-            self.metrics = Metrics(config.job_name, config.job_key, config.metrics_port, self._services.clock)
+            self.metrics = Metrics(
+                config.job_name, config.job_key, config.metrics_port, self._services.clock, config.restore_factories
+            )
             undo.callback(self.metrics.close)
             self._closing = undo.pop_all()
         self._is_ready = False

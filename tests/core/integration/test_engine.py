@@ -209,7 +209,11 @@ def test_a_snapshot_is_made_beside_the_attempts(kafka: KafkaServer, tmp_path: Pa
             assert marker is not None
             backlogs.append(backlog(config, marker))
             attempt_host(there).snapshots.worker.wait()
-    assert seen.count("materialize.done statemgr-snapshot") >= 2
+    ended = attempt_host(there).snapshots.take_ended()
+    assert seen.count("materialize.done statemgr-snapshot") == len(ended) >= 2
+    assert {(task, store, kind) for task, store, _, kind in ended} == {(TASK, "totals", None)}
+    assert all(one[2] for one in ended)
+    assert not attempt_host(there).snapshots.take_ended()
     assert [step for step in seen[1:] if "MainThread" in step] == [], "no attempt has stored a snapshot but the first"
     assert backlogs[0] == 0
     assert any(after < before for before, after in itertools.pairwise(backlogs))

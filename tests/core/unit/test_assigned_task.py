@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +21,7 @@ class FailingTask:
 
     name = "Partition 0"
     start_offsets: ClassVar[dict[str, int]] = {}
+    metrics = SimpleNamespace(begins_commit=nullcontext)
 
     def __init__(self, error: StatemgrError) -> None:
         self.error = error

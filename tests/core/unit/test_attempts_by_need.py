@@ -17,6 +17,7 @@ from statemgr import StateManager
 from statemgr.backends.blobs import snapshots
 from statemgr.backends.blobs.partial_tables import PartialTables
 from statemgr.backends.blobs.segment_cache import SegmentCache
+from statemgr.blobs.counting import counts_of
 from statemgr.engine import Attempt, PreparedCommit, open_attempt
 from statemgr.engine.host import AttemptHost
 from statemgr.errors import (
@@ -172,6 +173,8 @@ def test_batches_begin_before_the_state_is_here(job: Job, gate: Gate) -> None:
     """Attempts of a worker share what they fetch. When everything is here there is a local copy, and nothing is
     fetched twice."""
     with job.worker("second") as worker:
+        arrived, name = counts_of(worker.config.job_key).read, ("restored", "blob-store")
+        before = arrived().get(name, 0)
         with job.open(worker) as opened:
             (restored,) = opened.restored
             assert restored.factory == "blob-store"
@@ -198,6 +201,8 @@ def test_batches_begin_before_the_state_is_here(job: Job, gate: Gate) -> None:
         gate.open.set()
         wait_until(worker.has_copy)
         assert shared.fetched < 1.5 * restored.bytes_to_come  # blocks that reads needed are fetched again with the rest
+        later = shared.fetched - restored.bytes_fetched
+        wait_until(lambda: arrived().get(name, 0) - before == later)  # which the next report has for the driver
         with job.open(worker) as opened:
             assert opened.restored[0].factory == "local"
             job.check(opened)

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,24 +186,39 @@ def test_a_loop_is_ready_when_its_tasks_are_open() -> None:
     health, _, tasks, metrics = loop_health()
     with health.watched(metrics.health):
         assert metrics.health.condition().unready == ("the consumer group has not assigned tasks yet",)
-        health.joined()
+        health.assigned()
         assert metrics.health.condition() == Condition(), "a member without tasks is ready"
         tasks += [SimpleNamespace(index=1, task=None, opening=Future()), SimpleNamespace(index=2, task="open")]
         assert metrics.health.condition() == Condition(restoring=("Partition 1",), open=1)
         tasks[0].task = "open"
         assert metrics.health.condition() == Condition(open=2)
-        health.joined(False)
+        health.lost()
         assert not metrics.health.condition().is_ready
+
+
+def test_the_metric_counts_the_tasks_of_the_page() -> None:
+    """Few tasks open at a time, and those that wait for their turn are not missing: the process has them."""
+    health, _, tasks, metrics = loop_health()
+    count = partial(metrics.registry.get_sample_value, "statemgr_tasks", {"job": "orders"})
+    assert count() == 0
+    with health.watched(metrics.health):
+        tasks += [SimpleNamespace(index=index, task="open" if index < 2 else None) for index in range(40)]
+        assert count() == 40
+        del tasks[30:]
+        assert count() == 30
 
 
 def test_why_a_loop_has_no_tasks() -> None:
     """A member that had tasks is not said to wait for its first ones, and brokers that do not answer are the reason."""
     health, _, _, metrics = loop_health()
     with health.watched(metrics.health):
-        health.joined()
-        health.joined(False)
+        health.assigned()
+        health.lost()
         (lost,) = metrics.health.condition().unready
         assert "has lost its tasks" in lost
+        health.revoked()
+        (revoked,) = metrics.health.condition().unready
+        assert "is dividing its tasks again" in revoked
         health.silent_s = lambda: 12.0
         assert metrics.health.condition().unready == ("the brokers have not answered for 12 s",)
     assert metrics.health.condition().unready == ("no task is open",)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -284,6 +284,17 @@ def test_statistics_of_rocksdb_itself(open_at: Callable[..., RocksDbStore], tmp_
     assert numbers["rocksdb.db.get.micros.count"] == 1
     assert numbers["rocksdb.db.get.micros.p99"] > 0
     assert plain.statistics()["rocksdb.num-files-at-level0"] == numbers["rocksdb.num-files-at-level0"] == 1
+
+
+@pytest.mark.parametrize("opened", [RocksDbStore, BriefStore])
+def test_a_store_that_is_opened_knows_about_how_many_keys_it_has(opened: type[RocksDbStore], tmp_path: Path) -> None:
+    """The estimate covers the keys from before, and not only what is written from then on."""
+    filled(tmp_path / "s", keys=1000)
+    with closing(opened.open(tmp_path / "s", NO_COMPRESSION)) as store:
+        assert store.statistics()["rocksdb.estimate-num-keys"] == 1000
+        store.write([(b"another", b"1")])
+        store.flush()
+        assert store.statistics()["rocksdb.estimate-num-keys"] == 1001
 
 
 def test_checkpoint_has_state_files_only(open_at: Callable[..., RocksDbStore], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from sys import getrefcount
 from types import SimpleNamespace
@@ -13,7 +15,8 @@ from confluent_kafka import Message
 from prometheus_client import CollectorRegistry
 
 from statemgr import Task
-from statemgr.errors import DiskFull, FencedError, UnavailableError
+from statemgr.consumer.assigned_task import AssignedTask
+from statemgr.errors import DiskFull, FencedError, OutcomeUnknownError, UnavailableError
 from statemgr.flows.opening.restore import StoreRestore
 from statemgr.phases import Phase, announce
 from statemgr.telemetry.metric_declarations import MOST_KINDS, declared
@@ -80,17 +83,27 @@ def test_nothing_of_a_closed_task_is_left() -> None:
         "statemgr_materializations_total/failed": 2,
         "statemgr_failures_total/DiskFull": 2,
     }
-    assert metrics.registry.get_sample_value("statemgr_tasks", {"job": "orders"}) == 1
     metrics.of("Partition 2").close()
     metrics.close()
 
 
-def test_outcomes_of_commits_begin_at_zero() -> None:
-    """Prometheus sees the first commit as an increase."""
-    metrics = made()
-    for outcome in ("published", "failed"):
-        labels = {"job": "orders", "outcome": outcome}
-        assert metrics.registry.get_sample_value("statemgr_commits_total", labels) == 0
+def test_counters_begin_at_zero() -> None:
+    """Prometheus sees the first event as an increase. Only names of tasks, and of errors of others, cannot be known."""
+    metrics = Metrics("orders", "orders/of-this-test", None, ManualClock(), ["blob-store"])
+    begun = {f"statemgr_{name}_total" for name in ("failures", "restores", "restore_bytes", "restore_seconds")}
+    begun |= {one.shown for one in declared() if one.kind == "counter" and one.known}
+    left = {
+        one.shown for one in declared() if one.kind == "counter" and one.labels and "task" not in one.labels
+    } - begun
+    assert not left
+    assert metrics.batches
+    found = [sample for family in metrics.registry.collect() for sample in family.samples]
+    assert begun <= {sample.name for sample in found if sample.value == 0}
+    restores = {(s.labels["backend"], s.labels["reason"]) for s in found if s.name == "statemgr_restores_total"}
+    assert restores == {
+        *(("blob-store", reason) for reason in ("first-choice", "absent", "damaged", "unreachable")),
+        ("local", "local-copy"), ("empty", "new"),
+    }  # fmt: skip
     metrics.close()
 
 
@@ -116,6 +129,62 @@ def test_commits_that_an_engine_publishes_are_counted() -> None:
     servers.close()
     assert found["statemgr_commits_total/published"] == 2
     assert found["statemgr_commits_total/failed"] == 2
+
+
+def test_commits_without_input_are_counted() -> None:
+    """A repair, and a transaction that sends output again, publish the state of all tasks. What is not needed does
+    not count."""
+    config = {"job.name": "orders", "job.tasks": 2, "stores.totals.value.serde": "bytes"}
+    servers = MemoryServers(config)
+    servers.open()
+    with servers.manager(servers.on_disk(servers.config, "driver"), "kafka-partition") as manager:
+        epoch = manager.acquire()
+        manager.publish([attempt(manager.config, epoch, name, {b"k": b"v"}, 1) for name in (ZERO, ONE)])
+        count = partial(
+            manager.metrics.registry.get_sample_value,
+            "statemgr_commits_total", {"job": "orders", "outcome": "published"},
+        )  # fmt: skip
+        manager.repair()
+        assert count() == 2
+        assert manager._job is not None
+        manager._job.damage_of(ZERO).found("blob-store", "totals", "told to")
+        manager.repair()
+        assert count() == 4
+        manager.publish_again([], lambda one: one)
+        assert count() == 6
+    servers.close()
+
+
+def test_a_commit_that_cannot_begin_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try of the loop counts, and so does one of the application's own."""
+    servers = MemoryServers({"job.name": "orders", "stores.totals.value.serde": "bytes"})
+    servers.open()
+
+    def refuse() -> None:
+        raise OutcomeUnknownError("told to")
+
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        task = manager.open_task(ZERO)
+        opening, position = Future[Task](), SimpleNamespace(source="orders-0", next=1, prove=lambda: None)
+        opening.set_result(task)
+        owned = AssignedTask(0, frozenset({"orders-0"}), 2, opening, manager.clock, 1.0, 60.0, inputs=[position])  # type: ignore[list-item]
+        assert owned.restored()
+        owned.dirty = True
+        number = partial(manager.metrics.registry.get_sample_value, "statemgr_commits_total")
+        with monkeypatch.context() as patch:
+            patch.setattr(task._coordinator, "settle", refuse)
+            with pytest.raises(OutcomeUnknownError):
+                task.commit({"orders-0": 1})
+            owned.start_commit()
+            position.prove = refuse
+            owned.start_commit()
+        assert number({"job": "orders", "outcome": "failed"}) == 3
+        failures = {"job": "orders", "kind": "OutcomeUnknownError"}
+        assert manager.metrics.registry.get_sample_value("statemgr_failures_total", failures) == 3
+        task.commit({"orders-0": 1})
+        assert number({"job": "orders", "outcome": "failed"}) == 3
+        assert number({"job": "orders", "outcome": "published"}) == 1
+    servers.close()
 
 
 def test_a_task_that_returns_keeps_its_new_series() -> None:

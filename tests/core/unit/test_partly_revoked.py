@@ -1,4 +1,4 @@
-"""A consumer loop keeps one source partition of a task, and loses another one, for example of a deleted topic."""
+"""A consumer loop loses source partitions of a task: one of them, for example of a deleted topic, or all."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class Running:
     def __init__(self, config: JobConfig, manager: StateManager, consumer: Member) -> None:
         self.seen: list[str] = []
         self.consumer = consumer
+        self.condition = manager.metrics.health.condition
         self.error: BaseException | None = None
 
         def process(task: Task, message: Message) -> None:
@@ -148,3 +149,18 @@ def test_an_assignment_without_a_deleted_topic(broker: MemoryBroker, running: Ru
     wait_until(lambda: running.error is not None)
     assert isinstance(running.error, MissingState)
     assert running.error.where["topic"] == "more"
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_it_is_not_ready_between_a_revocation_and_the_next_assignment(running: Running, in_steps: bool) -> None:
+    """A member whose group takes everything back, and divides it again, has work that it does not do. With an
+    assignment in steps it has none: nothing may follow."""
+    consumer = running.consumer
+    consumer.in_steps = in_steps
+    wait_until(lambda: running.condition().is_ready)
+    consumer.steps.append(("revoke", [KEPT, TAKEN]))
+    wait_until(lambda: not running.condition().tasks)
+    assert running.condition().is_ready == in_steps
+    consumer.steps.append(("assign", [KEPT, TAKEN]))
+    wait_until(lambda: running.condition().open == 1)
+    assert running.condition().is_ready

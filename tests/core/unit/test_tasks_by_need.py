@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from statemgr import JobConfig, StateManager, Task, reader
 from statemgr.backends.blobs import snapshots
 from statemgr.backends.blobs.partial_tables import PartialTables
+from statemgr.blobs.counting import counts_of
 from statemgr.errors import (
     AccessDenied,
     ClosedError,
@@ -111,11 +113,17 @@ def test_a_task_reads_writes_and_commits_before_its_state_is_here(servers: Memor
         task.commit({"orders-0": 3})
         assert not is_whole(task)
         assert content(task) == state
-    with opened(servers, "third") as (_, task):
+    before = counts_of(servers.config.job_key).read().get(("restored", "blob-store"), 0)
+    with opened(servers, "third") as (manager, task):
+        state_by_need = task._stores["totals"].by_need
+        assert state_by_need is not None
         assert not is_whole(task)
         assert content(task) == state
         gate.open.set()
         wait_until(lambda: is_whole(task))
+        registry, labels = manager.metrics.registry, {"job": "orders", "backend": "blob-store"}
+        fetched = partial(registry.get_sample_value, "statemgr_restore_bytes_total", labels)
+        wait_until(lambda: fetched() == before + state_by_need.fetched)
         assert content(task) == state
         task.store("totals").put(b"last", b"1")
         task.commit({"orders-0": 4})
