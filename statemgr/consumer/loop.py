@@ -151,8 +151,8 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Raises: what the application or a commit raises; the consumer is left to the caller."""
-        self._inputs.check(self._consumer, self._topics, self._published_tasks())
-        self._outputs.look(self._consumer)
+        self._inputs.check(self._consumer, self._topics, self._published_tasks(), self._config.outputs)
+        self._outputs.ask()
         previous = self._install_signals()
         try:
             with self._story.told(), self._health.watched(self._watched_by):
