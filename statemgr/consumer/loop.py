@@ -387,6 +387,8 @@ class ConsumerLoop:
             started = [position.place for position in owned.inputs]
             owned.dirty = True
             self._due = self._now  # until the commit, whoever opens the task begins at a later end
+        # a migration must not wait for input
+        owned.dirty |= task is not None and task.has_new_factories
         self._story.opened(owned)
         return started
 
