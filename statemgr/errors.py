@@ -42,6 +42,11 @@ ANOTHER_COPY = (
     "put another factory first in task.restore.factories, or restore an older checkpoint with "
     "`statemgr restore --checkpoint ID --into DIR`"
 )
+#: The hint of a fenced owner.
+NEW_OWNER = (
+    "stop this process; nothing is lost, and the new owner processes what it did not publish. If a command has taken "
+    "over, such as `statemgr checkpoints rollback`, start the job again"
+)
 
 
 class StatemgrError(Exception):

@@ -143,8 +143,10 @@ class CommandLine(click.Group):
             result = super().main(arguments, prog_name, standalone_mode=False, **extra)
             return result if isinstance(result, int) else 0
         except click.ClickException as error:
-            near = [*(getattr(error, "possibilities", None) or ()), *_choices(error)]
-            error.message = _without_values(error.message, arguments, near)  # type: ignore[misc]
+            files = _configurations(error, arguments)
+            near = [*(getattr(error, "possibilities", None) or ()), *_choices(error), *files]
+            named = f". Name the configuration file with --config {files[0]}" if files else ""
+            error.message = _without_values(error.message, arguments, near) + named  # type: ignore[misc]
             error.show()
             return error.exit_code
         except (click.Abort, SystemError) as error:
@@ -201,6 +203,16 @@ def _config_last(arguments: list[str]) -> list[str]:
         return arguments  # the option of the command counts
     end = rest.index("--") if "--" in rest else len(rest)
     return [*rest[:end], "--config", value if equals else arguments[at + 1], *rest[end:]]
+
+
+def _configurations(error: click.ClickException, arguments: Sequence[str]) -> list[str]:
+    """The files among the arguments that a command does not take, if it has the option ``--config``."""
+    context = getattr(error, "ctx", None)
+    if type(error) is not click.UsageError or context is None:
+        return []
+    if not any(option.name == "config_file" for option in context.command.params):
+        return []
+    return [one for one in arguments if one in error.message and (one.endswith(".toml") or os.path.isfile(one))]
 
 
 def _choices(error: click.ClickException) -> Iterator[str]:

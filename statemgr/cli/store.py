@@ -4,7 +4,7 @@ it reads, unless that is most of it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -73,9 +73,10 @@ def scan_command(
     configured = call.config.store(store)
     keys, values = key_serde or configured.key_serde, value_serde_of(configured, value_serde)
     bounds = _bounds(start, end, prefix, lambda given: parse(given, keys))
+    stores = _stores(call, store, whole=not limit and bounds == (None, None))
     entries = (
         (task, render(key, keys), render(value, values))
-        for task, opened in _stores(call, store, whole=not limit and bounds == (None, None))
+        for task, opened in stores
         for key, value in opened.scan(*bounds)
     )
     shown, more = 0, False
@@ -97,6 +98,7 @@ def scan_command(
     finally:
         if call.as_json:
             click.echo("]")  # what was printed before an error is JSON, too
+        stores.close()  # removes what was restored; an error would keep it
     if more and not call.as_json:
         say(f"note: stopped after {limit} keys; use --limit 0 to show all")
 
@@ -127,7 +129,7 @@ def _bounds(
     return first, after_prefix(first)
 
 
-def _stores(call: Call, store: str, *, whole: bool = False) -> Iterator[tuple[str, ReadableStore]]:
+def _stores(call: Call, store: str, *, whole: bool = False) -> Generator[tuple[str, ReadableStore]]:
     """Each task's store, opened one after the other. ``whole``: most of it will be read. Raises: MissingState."""
     with call.reader() as reader:
         for task in call.tasks or reader.tasks(call.checkpoint_id):

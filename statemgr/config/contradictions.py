@@ -58,6 +58,7 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
             name = name.removeprefix(kind)
         if key.startswith("kafka.") and name in _OWN_SETTINGS:
             yield _Problem(key, f"{key} cannot be set: exactly-once publishing depends on it", "remove the key")
+    yield from _of_offsets(config)
     yield from _of_names(config)
     yield from _of_encryption(config)
     yield from _of_versions(config)
@@ -70,6 +71,17 @@ def _problems(config: JobConfig) -> Iterator[_Problem]:
     yield from _of_schemas("task.input", config.input_value_serde, config.get("task.input.value.avro.schemas"))
     yield from _of_new_topics(config)
     yield from _of_topics(config)
+
+
+def _of_offsets(config: JobConfig) -> Iterator[_Problem]:
+    for key in ("kafka.auto.offset.reset", "kafka.consumer.auto.offset.reset"):
+        if str(config.values.get(key, "error")) != "error":
+            message = f"{key} cannot be set: a client that jumps to another offset skips input silently"
+            hint = (
+                "remove it; a partition that is in no checkpoint is read from its first offset, or by a task without "
+                'a checkpoint from its end with task.input.start = "latest"'
+            )
+            yield _Problem(key, message, hint)
 
 
 def _of_names(config: JobConfig) -> Iterator[_Problem]:

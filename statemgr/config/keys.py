@@ -100,7 +100,8 @@ KEYS: tuple[Key, ...] = (
         "Largest number of messages, of all tasks together, that a consumer loop polls before it calls "
         "`process_batch` for each task (it also stops after 16 MiB). It never waits for more messages."),
     Key("state.dir", TEXT, "./.statemgr/state",
-        "Local directory of the stores. It is a cache: you may delete it while no task is open."),
+        "Local directory of the stores. A relative path begins at the working directory of the process. It is a cache: "
+        "you may delete it while no task is open."),
     Key("state.cleanup.delay.ms", duration(60_000, 3650 * DAY_MS), HOUR_MS,
         "Remove a task's local state when the processes of this job on this machine have run for this long without the "
         "task."),

@@ -151,8 +151,8 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Raises: what the application or a commit raises; the consumer is left to the caller."""
-        self._inputs.check(self._consumer, self._topics, self._published_tasks())
-        self._outputs.look(self._consumer)
+        self._inputs.check(self._consumer, self._topics, self._published_tasks(), self._config.outputs)
+        self._outputs.ask()
         previous = self._install_signals()
         try:
             with self._story.told(), self._health.watched(self._watched_by):
@@ -387,6 +387,8 @@ class ConsumerLoop:
             started = [position.place for position in owned.inputs]
             owned.dirty = True
             self._due = self._now  # until the commit, whoever opens the task begins at a later end
+        # a migration must not wait for input
+        owned.dirty |= task is not None and task.has_new_factories
         self._story.opened(owned)
         return started
 

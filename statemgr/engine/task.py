@@ -288,6 +288,16 @@ class Task:
         return self._coordinator.checkpoint
 
     @property
+    def has_new_factories(self) -> bool:
+        """Whether the newest checkpoint was made with other factories than the configuration has."""
+        last, stores = self.last_checkpoint, self._services.config.stores.values()
+        return last is not None and any(
+            last.backup_factories.get(store.name, store.backup_factories) != store.backup_factories
+            or last.restore_factories.get(store.name, store.restore_factories) != store.restore_factories
+            for store in stores
+        )
+
+    @property
     def start_offsets(self) -> Mapping[str, int]:
         """Source partition → next offset to read, from the checkpoint. Topics that were deleted and created again, and
         that ``allow_skipped_input`` permits to read from their beginning, are left out."""

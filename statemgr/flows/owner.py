@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from statemgr.errors import (
+    NEW_OWNER,
     FencedError,
     MissingError,
     OutcomeUnknownError,
@@ -58,6 +59,7 @@ class Owner:
     Attributes:
         log: the checkpoint topic. An operation may look at it in its own way.
         published: what is published for each task.
+        process: this process, for the checkpoints that it publishes; None if the configuration withholds it.
         still_owned: whether the caller still has the tasks; asked before the IDs are initialised again.
     """
 
@@ -75,6 +77,7 @@ class Owner:
         self.services = services
         self.of_job = of_job
         self.log = log
+        self.process = services.owner
         self.publisher = publisher
         self.still_owned: Callable[[], bool] = always
         self._others = others
@@ -266,7 +269,7 @@ class Owner:
             raise FencedError(
                 f"the job was rescaled in the meantime: its layout has generation {newest}, and this owner has "
                 f"{self.published.layout.generation}",
-                hint="stop this process; the new owner processes what it did not publish",
+                hint=NEW_OWNER,
                 job=self.services.config.job_name,
                 tasks=_names(self.published.records),
             )
@@ -288,7 +291,7 @@ class Owner:
                     self._refuse_loss(found.get(task), known.current)
                 raise FencedError(
                     f"{self._name(found.get(task))} has published checkpoint {now and now[0]} in the meantime",
-                    hint="stop this process; the new owner processes what it did not publish",
+                    hint=NEW_OWNER,
                     job=job,
                     task=task,
                 )

@@ -200,10 +200,10 @@ def _check_outputs(report: Report, config: JobConfig, admin: TopicAdmin) -> None
 
 def missing_outputs(config: JobConfig, admin: TopicAdmin) -> list[MissingState]:
     """An error for each topic of ``task.outputs`` that does not exist. Raises: UnavailableError, AccessDenied."""
-    from statemgr.kafka.output_topics import missing_output
+    from statemgr.kafka.input_topics import missing_topics
 
     found = admin.describe(config.outputs)
-    return [missing_output(topic) for topic in config.outputs if topic not in found]
+    return [missing_topics(config, [], [topic]) for topic in config.outputs if topic not in found]
 
 
 def check_clock(report: Report, whose: str, skew_ms: int) -> None:

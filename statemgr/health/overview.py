@@ -192,7 +192,7 @@ class JobMonitor:
         known_as = job_transactional_id(self.config) if together else task_transactional_id(self.config, record.task)
         return TaskOverview(
             task=record.task,
-            owner=known_as if current.owner is None else f"{current.owner} (v{current.owner.version})",
+            owner=known_as if current.owner is None else current.owner.label,
             epoch=current.epoch,
             sequence=current.sequence,
             checkpoint_id=str(current.checkpoint_id),

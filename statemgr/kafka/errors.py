@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from statemgr.errors import (
     ANOTHER_COPY,
+    NEW_OWNER,
     AccessDenied,
     ConfigError,
     CorruptRecord,
@@ -203,7 +204,7 @@ def translate(
     text = f"{doing}: {hide(error.str())}"
     refused = reported.refused() if reported else None
     if code in FENCED:
-        return FencedError(f"{text}: another owner has taken over", hint="stop this process; nothing is lost", **where)
+        return FencedError(f"{text}: another owner has taken over", hint=NEW_OWNER, **where)
     if code in DENIED or (refused is not None and code in _UNREACHABLE):
         denied = refused if refused is not None and code not in DENIED else error
         right = _missing_right(denied, doing, where, reported.group if reported else None)

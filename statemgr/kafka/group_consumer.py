@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, InvalidError
+from statemgr.errors import InvalidError
 from statemgr.kafka.clients import FAST_READS, make, settings_of
 from statemgr.kafka.errors import ClientErrors
 
@@ -90,13 +90,6 @@ def group_consumer(config: JobConfig, group: str) -> GroupConsumer:
     """A consumer for :meth:`statemgr.StateManager.run`. Raises: ConfigError, InvalidError."""
     if not isinstance(group, str) or not group:
         raise InvalidError(f"the name of a consumer group must be a text, not {group!r}", hint='for example "orders"')
-    if config.kafka_client("consumer").get("auto.offset.reset", "error") != "error":
-        raise ConfigError(
-            "auto.offset.reset cannot be set here: a client that jumps to another offset skips input silently",
-            hint="remove it; a partition that is in no checkpoint is read from its first offset, or by a task without "
-            'a checkpoint from its end with task.input.start = "latest"',
-            key="kafka.consumer.auto.offset.reset",
-        )
     by_brokers = _assigned_by_brokers(config.kafka_client("consumer"))
     defaults = {
         # the client detects bits that changed on a broker's disk only with this setting

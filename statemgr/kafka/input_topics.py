@@ -54,25 +54,34 @@ class InputTopics:
         #: Topics → the question for their IDs, in a block of :meth:`shared`.
         self._questions: dict[frozenset[str], Callable[[], Mapping[str, str]]] | None = None
 
-    def check(self, consumer: Consumer, topics: Sequence[str], published_tasks: int | None) -> None:
+    def check(
+        self, consumer: Consumer, topics: Sequence[str], published_tasks: int | None, outputs: Sequence[str] = ()
+    ) -> None:
         """Check that the consumer sees every topic, with one partition per task.
 
         Args:
             published_tasks: how many tasks have checkpoints; None for a new job.
+            outputs: output topics, which need only exist.
 
-        Raises: MissingState, ConfigError, AccessDenied, UnavailableError.
+        Raises: MissingState, which names all that do not exist; ConfigError, AccessDenied, UnavailableError.
         """
+        counts: dict[str, int | None] = {}
         for topic in topics:
-            found = self.listed(consumer, topic)
+            found = self._listed(consumer, topic)
             if found.error is not None and found.error.code() not in MISSING:
                 raise translate(found.error, "asking for the input topic", topic=topic)
-            problem = topic_problem(
-                self._config, topic, None if found.error else len(found.partitions), published_tasks
-            )
+            counts[topic] = None if found.error else len(found.partitions)
+        missing = [topic for topic, count in counts.items() if count is None]
+        listed = {topic: self._listed(consumer, topic) for topic in outputs}
+        lost = [topic for topic, at in listed.items() if at.error is not None and at.error.code() in MISSING]
+        if missing or lost:
+            raise missing_topics(self._config, missing, lost, published_tasks)
+        for topic, count in counts.items():
+            problem = topic_problem(self._config, topic, count, published_tasks)
             if problem is not None:
                 raise problem
 
-    def listed(self, consumer: Consumer, topic: str) -> ListedTopic:
+    def _listed(self, consumer: Consumer, topic: str) -> ListedTopic:
         """A topic as the consumer sees it. Its reports by callback say whether its credentials were refused."""
         deadline = self.clock.monotonic() + DEADLINE_S
         while True:
@@ -252,8 +261,7 @@ def topic_problem(
         published_tasks: how many tasks have checkpoints; None: none yet.
     """
     if partitions is None:
-        hint = f"create it with {counted(published_tasks or config.tasks, 'partition')}, or correct task.inputs"
-        return MissingState("the input topic does not exist", hint=hint, topic=topic)
+        return missing_topics(config, [topic], [], published_tasks)
     if partitions == config.tasks and published_tasks in (None, config.tasks):
         return None
     if published_tasks is None:
@@ -273,4 +281,23 @@ def topic_problem(
         hint=hint,
         topic=topic,
         key="job.tasks",
+    )
+
+
+def missing_topics(
+    config: JobConfig, inputs: Sequence[str], outputs: Sequence[str], published_tasks: int | None = None
+) -> MissingState:
+    """The error for all input topics and output topics that do not exist. An output topic may have any number of
+    partitions; the hint names that of the tasks."""
+    kinds = [(kind, len(topics)) for kind, topics in (("input", inputs), ("output", outputs)) if topics]
+    names = " and the ".join(f"{kind} {'topic' if count == 1 else 'topics'}" for kind, count in kinds)
+    alone = len(inputs) + len(outputs) == 1
+    wanted = (published_tasks if inputs else None) or config.tasks
+    hint = f"create {'it' if alone else 'each'} with {counted(wanted, 'partition')}"
+    if wanted == config.tasks:
+        hint += ", as `statemgr topics create --all` does"
+    return MissingState(
+        f"the {names} {'does' if alone else 'do'} not exist",
+        hint=f"{hint}; or correct {' and '.join(f'task.{kind}s' for kind, _ in kinds)}",
+        topic=", ".join([*inputs, *outputs]),
     )

@@ -1,14 +1,11 @@
-"""The topics of ``task.outputs``: they exist, and what they take is known before a commit sends it."""
+"""The topics of ``task.outputs``: what they take is known before a commit sends it."""
 
 from __future__ import annotations
 
 import logging
 
-from confluent_kafka import Consumer
-
 from statemgr.config import JobConfig
-from statemgr.errors import InvalidError, MissingState, StatemgrError, UnavailableError
-from statemgr.kafka.errors import MISSING
+from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.kafka.input_topics import LOOK_EVERY_S, InputTopics
 from statemgr.model.commit import ProducedRecord
 from statemgr.model.output_topic import OutputTopic
@@ -31,15 +28,6 @@ class OutputTopics:
         self._known: dict[str, OutputTopic] = {}
         self._asked_s = float("-inf")
 
-    def look(self, consumer: Consumer) -> None:
-        """Check that the consumer sees every topic, and ask what the topics take. Raises: MissingState,
-        UnavailableError."""
-        for topic in self._config.outputs:
-            found = self._topics.listed(consumer, topic)
-            if found.error is not None and found.error.code() in MISSING:
-                raise missing_output(topic)
-        self._ask()
-
     def check(self, record: ProducedRecord) -> None:
         """Check a record. Before one is refused, the brokers are asked again, as somebody may have changed the topic.
 
@@ -54,11 +42,12 @@ class OutputTopics:
         except InvalidError:
             if clock.monotonic() - self._asked_s < LOOK_EVERY_S:
                 raise
-            self._ask()
+            self.ask()
             if record.topic in self._known:
                 self._known[record.topic].check(record, clock.time_ns() // 1_000_000)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Ask the brokers what the topics take. A question that fails leaves it unknown."""
         producer = self._config.kafka_client("producer")
         compressed = any(str(producer.get(name, "none")) != "none" for name in _COMPRESSIONS)
         for topic in self._config.outputs:
@@ -71,9 +60,3 @@ class OutputTopics:
                 if isinstance(error, UnavailableError):
                     break  # each further question could take as long
         self._asked_s = self._topics.clock.monotonic()
-
-
-def missing_output(topic: str) -> MissingState:
-    """The error for an output topic that does not exist."""
-    hint = "create it with Kafka's tools, or correct task.outputs"
-    return MissingState("the output topic does not exist", hint=hint, topic=topic)

@@ -20,6 +20,8 @@ from statemgr.ids import OTHER_SOURCE, CheckpointId
 MOST_KEPT = 32
 #: The most characters of a machine's name in a checkpoint.
 MOST_HOST = 64
+#: Ends the version of an owner if a command has published the checkpoint.
+_COMMAND = " (command)"
 #: Changelogs that a store no longer writes and that its checkpoints still list: the newest.
 _MOST_RETIRED = 8
 
@@ -150,14 +152,25 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that published a checkpoint: its machine, its process ID there, and its version of statemgr."""
+    """The process that published a checkpoint: its machine, its process ID there, and its version of statemgr, with
+    :data:`_COMMAND` if it ran a command."""
 
     host: str
     process: int
     version: str
 
+    def of_command(self) -> Owner:
+        """The same process, which ends after it has published."""
+        return replace(self, version=f"{self.version[: MOST_HOST - len(_COMMAND)]}{_COMMAND}")
+
+    @property
+    def label(self) -> str:
+        """For people, with its version."""
+        return f"{self} (v{self.version.removesuffix(_COMMAND)})"
+
     def __str__(self) -> str:
-        return f"{self.host}, process {self.process}"
+        ended = ", a command that has ended" if self.version.endswith(_COMMAND) else ""
+        return f"{self.host}, process {self.process}{ended}"
 
 
 @dataclass(frozen=True, slots=True)

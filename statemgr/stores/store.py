@@ -161,21 +161,29 @@ class Store(Generic[K, V]):
 
 
 def _named(serde: Serde[T], what: str, opened: OpenStore) -> Serde[T]:
-    """The serde, with errors that name the store: InvalidError for values, CorruptError for stored bytes."""
+    """The serde, with errors that name the store and say whether a key or a value is wrong: InvalidError for values,
+    CorruptError for stored bytes."""
     if serde is SERDES["bytes"]:
         return serde  # the store below checks its arguments
     where = {"task": opened.identity.task, "store": opened.identity.store}
+    wrote_them = "use the serde that wrote them"
+    other_serde = f"set stores.{opened.identity.store}.{what}.serde to another one"
+
+    def explain(error: StatemgrError, kind: type[StatemgrError], hint: str) -> None:
+        if isinstance(error, kind):  # and not of a server that the serde asks
+            error.hint = error.hint or hint
+        error.with_where(**where, part=what)
 
     def serialize(value: T) -> bytes:
         try:
             data = serde.serialize(value)
         except StatemgrError as error:
-            error.with_where(**where)
+            explain(error, InvalidError, f"pass a {what} that the serde takes, or {other_serde}")
             raise
         except Exception as error:
             raise InvalidError(
                 f"the {what} serde of the store does not take a {what} of type {type(value).__name__}: {error}",
-                hint=f"pass the type that the {what} serde takes, or configure another serde",
+                hint=f"pass the type that the serde takes, or {other_serde}",
                 **where,
             ) from error
         if data is None:  # which would delete the key
@@ -190,12 +198,12 @@ def _named(serde: Serde[T], what: str, opened: OpenStore) -> Serde[T]:
         try:
             return serde.deserialize(data)
         except StatemgrError as error:
-            error.with_where(**where)
+            explain(error, CorruptError, wrote_them)
             raise
         except Exception as error:
             raise CorruptError(
                 f"the {what} serde of the store cannot read the bytes of a {what}: {error}",
-                hint="use the serde that wrote them",
+                hint=wrote_them,
                 **where,
             ) from error
 

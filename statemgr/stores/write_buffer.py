@@ -9,7 +9,7 @@ is written to both again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from statemgr.errors import ClosedError, CorruptFile, InvalidError, LocalStateLost, MissingFile, StatemgrError
@@ -79,7 +79,7 @@ class WriteBuffer:
     def get(self, key: bytes) -> bytes | None:
         """The newest value of a key, or None. Raises: InvalidError (not bytes)."""
         if not isinstance(key, bytes):
-            raise self._not_bytes()
+            raise self._not_bytes([key])
         self._keys_read += 1
         if self._pending:
             found = self._pending.get(key, _ABSENT)
@@ -93,7 +93,7 @@ class WriteBuffer:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The newest values, in the order of the keys."""
         if not are_all(bytes, keys):
-            raise self._not_bytes()
+            raise self._not_bytes(keys)
         self._keys_read += len(keys)
         pending = self._pending
         missing = [key for key in keys if key not in pending] if pending else keys
@@ -106,20 +106,20 @@ class WriteBuffer:
     def put(self, key: bytes, value: bytes | None) -> None:
         """Set or, with None, delete one key. Raises: InvalidError (not bytes, too large), DiskFull, ClosedError."""
         if not isinstance(key, bytes) or not isinstance(value, bytes | None):
-            raise self._not_bytes()
+            raise self._not_bytes([key], [value])
         size = len(key) + len(value or b"")
         if size > self._most_bytes:
             raise self._too_large(key, size)
         self._gather({key: value}, size)
 
-    def write(self, changes: Iterable[Change]) -> None:
+    def write(self, changes: Collection[Change]) -> None:
         """Apply changes in order, all or none of them. Raises: as :meth:`put`."""
         try:
             newest = dict(changes)
         except TypeError:  # of no hash
-            raise self._not_bytes() from None
+            raise self._not_bytes([key for key, _ in changes]) from None
         if not (are_all(bytes, newest) and are_all(bytes | None, newest.values())):
-            raise self._not_bytes()
+            raise self._not_bytes(newest, newest.values())
         size = size_of(newest)
         if size > self._most_bytes:
             for key, value in newest.items():
@@ -225,11 +225,15 @@ class WriteBuffer:
 
     def _check_bounds(self, *bounds: bytes | None) -> None:
         if not are_all(bytes | None, bounds):
-            raise self._not_bytes()
+            raise self._not_bytes([key for key in bounds if key is not None])
 
-    def _not_bytes(self) -> InvalidError:
-        return InvalidError(
-            "a key or value is not bytes",
-            hint="use a serde for other types; a message without a key has the key None",
-            **self._where,
-        )
+    def _not_bytes(self, keys: Iterable[object], values: Iterable[object] = ()) -> InvalidError:
+        wrong = [("key", key) for key in keys if not isinstance(key, bytes)]
+        wrong += [("value", value) for value in values if not isinstance(value, bytes | None)]
+        what, given = wrong[0]
+        store = self._where["store"]
+        setting = f"stores.{store}.key.serde" if what == "key" else f"stores.{store}.value.serde"
+        hint = f"set {setting} for other types, or pass a serde where the code asks for the store"
+        if given is None:
+            hint = "a message without a key has the key None: choose another key for it"
+        return InvalidError(f"a {what} is not bytes, but {type(given).__name__}", hint=hint, **self._where)

@@ -566,6 +566,15 @@ def test_messages_show_numbers_and_hide_other_values(
     assert "another-secret" not in shown
 
 
+def test_a_configuration_file_without_its_option(run: Run) -> None:
+    """The message shows the name of the file, and names the option."""
+    for command in (("config", "check"), ("topics", "create"), ("migrate", "plan")):
+        refused = run(*command, "other.toml")
+        assert refused.exit_code == 2
+        assert "(other.toml). Name the configuration file with --config other.toml" in refused.stderr
+    assert "--config" not in run("dev", "up", "other.toml").stderr, "which has no such option"
+
+
 @pytest.mark.parametrize("command", [["topics", "check"], ["checkpoints", "list"], ["top", "--once"]])
 def test_a_command_says_what_it_waits_for_and_ends_at_its_deadline(
     run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]

@@ -138,9 +138,25 @@ def test_output_topics_are_looked_at(run: Run, job: JobConfig) -> None:
     assert examined.exit_code == 1
     assert f"{output}: the output topic does not exist" in " ".join(examined.output.split())
     assert output not in client(job).list_topics(timeout=60).topics
+    two = run("topics", "create", "--set", f"task.outputs={output},{output}-2")
+    assert f"the output topics do not exist [topic={output}, {output}-2]" in two.stderr
     make_topic(job, output, 3)
     for command in (("topics", "create"), ("topics", "check")):
         assert run(*command, *declared).exit_code == 0
+
+
+def test_topics_of_the_input_and_output_are_created_on_request(run: Run, job: JobConfig) -> None:
+    """`topics create --all` also creates those, with a partition for each task. It leaves existing ones alone."""
+    named = [f"{job.job_name}-{name}" for name in ("input", "output", "there")]
+    make_topic(job, named[2], 3)
+    declared = ("--set", f"task.inputs={named[0]}", "--set", f"task.outputs={named[1]},{named[2]}")
+    refused = run("topics", "create", *declared)
+    assert "`statemgr topics create --all`" in refused.stderr
+    created = json.loads(run("topics", "create", "--all", "--json", *declared).stdout)["created"]
+    assert set(created) == set(named[:2])
+    there = client(job).list_topics(timeout=60).topics
+    assert [len(there[name].partitions) for name in named] == [job.tasks, job.tasks, 3]
+    assert run("topics", "check", *declared).exit_code == 0
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,19 @@ def test_a_scan_that_fails_has_printed_json(servers: MemoryServers, tmp_path: Pa
     assert [entry["value"] for entry in json.loads(found.stdout)] == [1]
     found = CliRunner().invoke(cli, [*given, "--prefix", "b"])
     assert (found.exit_code, json.loads(found.stdout)) == (2, [])
+
+
+def test_a_scan_that_fails_leaves_no_files(
+    servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has restored is removed at once, and not when Python collects the error."""
+    file = job_with(servers, tmp_path, (b"a", b"\xff"))
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    given = ["store", "scan", "totals", "--value-serde", "json", "--config", str(file)]
+    found = CliRunner().invoke(cli, given)
+    assert found.exc_info is not None, "which holds the frames of the command"
+    assert (found.exit_code, list(temporary.iterdir())) == (2, [])
 
 
 @pytest.mark.parametrize("command", ["get", "scan"])

@@ -294,7 +294,7 @@ class _Publish:
             serdes={s: labels for s in commit.stores if (labels := published.serdes.get(s, stores[s].serdes))},
             retired_changelogs=retired_changelogs(published.checkpoint(commit.task), markers),
             kept=published.kept_by(commit.task),
-            owner=services.owner,
+            owner=self.owner.process,
         )
         before = published.records[commit.task]
         if before is not None:
@@ -321,6 +321,7 @@ def publish_now(
 
     Raises: FencedError, RetryableError: surely not published; OutcomeUnknownError: the topic says what is current.
     """
+    owner.process = owner.process and owner.process.of_command()
     try:
         publish(owner, commits, batch=batch, outstanding=outstanding, evict=evict)
     except OutcomeUnknownError:

@@ -29,6 +29,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from statemgr.config import JobConfig
 from statemgr.errors import (
+    NEW_OWNER,
     ClosedError,
     FencedError,
     OutcomeUnknownError,
@@ -355,7 +356,7 @@ class TransactionalPublisher:
     def _fenced(self) -> FencedError:
         return FencedError(
             "another owner has taken over",
-            hint="stop this process; the new owner processes what it did not publish",
+            hint=NEW_OWNER,
             transactional_id=self._id,
         )
 

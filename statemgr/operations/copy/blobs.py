@@ -11,7 +11,7 @@ Steps of :meth:`BlobCopies.run`:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -56,8 +56,10 @@ def _prefix(services: Services) -> str:
 
 @dataclass
 class Moved:
-    """How many blobs were copied inside the store, streamed, and found from an earlier run; bytes of the first two."""
+    """How many blobs were copied inside the store, streamed, and found from an earlier run; bytes of the first two.
+    ``names``: the new names of all."""
 
+    names: Collection[str] = ()
     inside: int = 0
     streamed: int = 0
     found: int = 0
@@ -85,7 +87,7 @@ class BlobCopies:
         """
         if not self.blobs and not others:
             return Moved(), {}
-        moved, done = Moved(), Counter()
+        moved, done = Moved(self.blobs.keys()), Counter()
         there = self._left_by_earlier_run({*self.blobs, *others})
         copied = self.target.transfer().for_each(
             list(self.blobs), partial(self._copy_one, there, moved, done, progress)

@@ -165,7 +165,13 @@ def _as_json(tasks: Sequence[TaskCopy], offsets: Mapping[str, int], copied: Copi
     moved = None
     if copied is not None:
         done = copied.moved
-        moved = {"inside": done.inside, "streamed": done.streamed, "found": done.found, "bytes": done.size}
+        moved = {
+            "inside": done.inside,
+            "streamed": done.streamed,
+            "found": done.found,
+            "bytes": done.size,
+            "written": copied.written,
+        }
     return {
         "written": copied is not None,
         "tasks": [
@@ -202,7 +208,7 @@ def _print(tasks: Sequence[TaskCopy], offsets: Mapping[str, int], copied: Copied
     done = copied.moved
     say(
         f"copied {done.inside} blobs inside the store and {done.streamed} through this machine ({size(done.size)}); "
-        f"{done.found} were there from an earlier run"
+        f"{done.found} were there from an earlier run; {copied.written} others, such as indexes, were written"
     )
     first = next(iter(copied.checkpoints.values()))
     say(

@@ -40,10 +40,12 @@ from statemgr.services import Services
 
 @dataclass(frozen=True)
 class Copied:
-    """What was done: task → its first checkpoint; the blobs that were moved; and what was filled in the end."""
+    """What was done: task → its first checkpoint; the blobs that were moved; how many others were written, such as
+    indexes; and what was filled in the end."""
 
     checkpoints: Mapping[str, Checkpoint]
     moved: Moved
+    written: int
     tasks: Sequence[TaskCopy]
 
 
@@ -74,7 +76,8 @@ def copy(
         moved, tasks = copying.move(tasks)  # 2
         commits = target.in_parallel("copy", copying.commit, tasks)
         publish_now(owner, "the copy", commits, batch=common_batch(one.checkpoint for one in tasks))  # 4 and 5
-    return Copied(published.checkpoints, moved, tasks)
+    written = {blob for commit in commits for blob in commit.added_blobs}.difference(moved.names)
+    return Copied(published.checkpoints, moved, len(written), tasks)
 
 
 @dataclass(frozen=True)

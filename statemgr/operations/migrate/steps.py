@@ -251,7 +251,8 @@ def _wait(call: Call, config: JobConfig, stores: Sequence[str], timeout: float) 
                 if services.clock.monotonic() > deadline:
                     raise UnavailableError(
                         f"{len(late)} of {counted(len(found), 'store')} have not committed in stage {targets}",
-                        hint="restart the job with the new configuration, and look at `statemgr migrate status`",
+                        hint="restart the job with the new configuration; `statemgr migrate status` shows what is "
+                        "late. A query on Spark, or a loop of your own, may commit only when there is new input",
                     )
                 services.clock.sleep(_POLL_S)
     finally:

@@ -156,7 +156,7 @@ def _print_whole(record: CheckpointRecord, checkpoint: Checkpoint) -> None:
         ("current", "yes" if checkpoint is record.current else "no, retained"),
         ("sequence", checkpoint.sequence),
         ("epoch", checkpoint.epoch),
-        ("published by", "" if checkpoint.owner is None else f"{checkpoint.owner} (v{checkpoint.owner.version})"),
+        ("published by", "" if checkpoint.owner is None else checkpoint.owner.label),
         ("offset on the topic", checkpoint.offset),
         ("record version", checkpoint.record_version),
         ("layout", f"{layout.tasks} tasks by {layout.partitioner}, generation {layout.generation}"),

@@ -34,21 +34,29 @@ def command() -> None:
     help="Create changelogs again that have another number of partitions, if nothing was ever written to them and the "
     "job has no checkpoint.",
 )
-def create_command(call: Call, allow_empty_start: bool, recreate_empty: bool) -> None:
+@click.option(
+    "--all",
+    "create_all",
+    is_flag=True,
+    help="Also create the topics of task.inputs and task.outputs that are missing, with one partition for each task.",
+)
+def create_command(call: Call, allow_empty_start: bool, recreate_empty: bool, create_all: bool) -> None:
     """Create the topics of the job that are missing, and check the others.
 
     Looks at the input topics (task.inputs) first: each that exists must have one partition for each task. Topics of
-    task.outputs are not created, because only you know how many partitions they need. They must exist.
+    task.outputs are created with --all only, because they may need another number of partitions. They must exist.
     """
     from statemgr.flows.opening.opening_checks import refuse_lost_job
     from statemgr.health.checks import missing_outputs
-    from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+    from statemgr.kafka.input_topics import missing_topics
+    from statemgr.kafka.topics import TopicAdmin, TopicSpec, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.machine import SystemClock
     from statemgr.wiring import open_services
 
     config = call.config
     changelogs = changelog_topic_specs(config)
     specs = [checkpoint_topic_spec(config), *changelogs]
+    streams = dict.fromkeys([*config.inputs, *config.outputs]) if create_all else {}
     with TopicAdmin(config, SystemClock()) as admin:
         for error in _input_errors(config, admin):
             if not isinstance(error, MissingState):  # somebody else creates the topic later
@@ -59,9 +67,12 @@ def create_command(call: Call, allow_empty_start: bool, recreate_empty: bool) ->
         if recreate_empty:
             _refuse_state(config, admin)
             admin.delete_unused(changelogs)
-        created = admin.create_missing(specs)
+        replicas = config.checkpoint_replication_factor
+        others = [TopicSpec(topic, config.tasks, replicas, {}, created_with=config.topic_settings) for topic in streams]
+        created = admin.create_missing([*specs, *others])
         admin.verify([spec for spec in specs if spec.name not in created])
         missing = missing_outputs(config, admin)
+        specs += [spec for spec in others if spec.name in created]
     call.show(
         {"created": created, "topics": [spec.name for spec in specs]},
         ("topic", "partitions", ""),
@@ -69,7 +80,7 @@ def create_command(call: Call, allow_empty_start: bool, recreate_empty: bool) ->
         empty="no topics",
     )
     if missing:
-        raise missing[0]
+        raise missing_topics(config, [], [str(error.where["topic"]) for error in missing])
 
 
 @command.command("check", short_help="Check the topics and their settings.")

@@ -194,13 +194,19 @@ def test_a_stop_waits_for_a_slow_commit(kafka: KafkaServer, s3: S3Server, tmp_pa
 
 
 def test_a_loop_does_not_start_without_its_output(kafka: KafkaServer, tmp_path: Path) -> None:
-    """J2.21: a declared output topic that does not exist is an error at the start, which names it."""
+    """J2.21: a declared output topic that does not exist is an error at the start. It names all topics that are
+    missing."""
     topic, output = kafka.fresh_name("in"), kafka.fresh_name("out")
     make_topic(kafka, topic, 1)
     config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, task__inputs=[topic], task__outputs=[output]))
     with StateManager(config) as manager, pytest.raises(MissingState, match="the output topic does not exist") as error:
         manager.run(config.consumer(kafka.fresh_name("group")), count)
     assert error.value.where["topic"] == output
+    more = with_changes(config, task__inputs=[f"{topic}-a", topic, f"{topic}-b"], task__outputs=[output, f"{output}-2"])
+    with StateManager(more) as manager, pytest.raises(MissingState) as error:
+        manager.run(more.consumer(kafka.fresh_name("group")), count)
+    assert error.value.message == "the input topics and the output topics do not exist"
+    assert error.value.where["topic"] == f"{topic}-a, {topic}-b, {output}, {output}-2"
 
 
 def test_a_stop_while_an_output_topic_is_missing(

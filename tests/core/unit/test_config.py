@@ -302,6 +302,8 @@ def test_a_bad_value_names_the_key_and_what_is_expected(key: str, value: object)
         ({"kafka.delivery.report.only.error": True}, "kafka.delivery.report.only.error"),
         ({"kafka.producer.acks": 1}, "kafka.producer.acks"),
         ({"kafka.consumer.isolation.level": "read_uncommitted"}, "kafka.consumer.isolation.level"),
+        ({"kafka.consumer.auto.offset.reset": "earliest"}, "kafka.consumer.auto.offset.reset"),
+        ({"kafka.auto.offset.reset": "latest"}, "kafka.auto.offset.reset"),
     ],
 )  # fmt: skip
 def test_a_contradiction_names_the_key_to_change(mapping: dict[str, object], key: str) -> None:

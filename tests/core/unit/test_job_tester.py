@@ -185,6 +185,24 @@ def test_a_restore_reads_the_named_backend(tester: JobTester) -> None:
     assert state(tester) == {b"a": b"1"}
 
 
+def test_changed_backends_are_committed_without_input(tester: JobTester) -> None:
+    """A step of a migration, and one back: each task with a checkpoint commits once, also if it gets no message."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.commit()
+    for backup in (["blob-store"], ["blob-store", "kafka-changelog"]):
+        tester.stop()
+        tester.restore(settings={"task.backup.factories": backup, "task.restore.factories": ["blob-store"]})
+        tester.advance(seconds=60)
+        made = tester.checkpoint(ZERO)
+        assert made is not None
+        assert made.backup_factories["totals"] == tuple(backup)
+        assert set(made.state_checkpoint_markers) == set(backup)
+        tester.advance(seconds=60)
+        assert tester.checkpoint(ZERO) == made, "only once"
+    assert tester.checkpoint(ONE) is None
+    assert state(tester) == {b"a": b"1"}
+
+
 def test_a_clean_stop_commits(tester: JobTester) -> None:
     """A clean stop, as after SIGTERM, commits first."""
     tester.send("orders", "a", "1", partition=0)

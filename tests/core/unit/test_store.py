@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statemgr import JobConfig
-from statemgr.errors import ClosedError, DiskFull, InvalidError
+from statemgr.errors import ClosedError, CorruptError, DiskFull, InvalidError
 from statemgr.local.change_buffer import ChangeBuffer, _Generation
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
@@ -137,10 +137,14 @@ def test_a_batch_with_something_wrong_is_not_gathered(open_one: Open) -> None:
     """If one key or value of a call has a wrong type, the call fails and none of its changes is stored."""
     job = open_one()
     job.store.put(b"a", b"1")
-    with pytest.raises(InvalidError, match=r"not bytes.*store=totals"):
+    with pytest.raises(InvalidError, match=r"a value is not bytes, but int .*store=totals.*stores.totals.value.serde"):
         job.store.put_many([(b"b", b"2"), (b"c", 3)])
-    with pytest.raises(InvalidError, match="not bytes"):
+    with pytest.raises(InvalidError, match=r"a key is not bytes, but str .*store=totals.*stores.totals.key.serde"):
         job.store.put("key", b"1")
+    with pytest.raises(InvalidError, match=r"a key is not bytes, but NoneType.*message without a key"):
+        job.store.get(None)
+    with pytest.raises(InvalidError, match="a key is not bytes, but list"):
+        job.store.delete_many([b"a", []])
     with pytest.raises(InvalidError, match="bytes"):
         job.store.put_many([(b"%d" % n, b"2") for n in range(8_000)] + [(b"c", 3)])
     with pytest.raises(InvalidError, match="bytes"):
@@ -361,6 +365,25 @@ def test_a_store_of_integers_and_avro_values(open_one: Open) -> None:
     assert [value["count"] for _, value in newer.store.range()] == [1, 9, 3]
     newer.store.delete_range(0)
     assert [key for key, _ in newer.store.range()] == [-1]
+
+
+def test_the_error_of_a_serde_says_what_is_wrong(open_one: Open) -> None:
+    """It says whether the key or the value does not fit, of which store, and what to do."""
+    store = open_one(**{"key.serde": "string", "value.serde": "integer"}).store
+    refused: Sequence[tuple[Callable[[], object], str]] = [
+        (lambda: store.put(5, 1), "key"),
+        (lambda: store.put("a", "1"), "value"),
+        (lambda: store.get(b"a"), "key"),
+    ]
+    for call, part in refused:
+        with pytest.raises(InvalidError) as error:
+            call()
+        assert error.value.where == {"task": "Partition 0", "store": "totals", "part": part}
+        assert f"set stores.totals.{part}.serde" in str(error.value.hint)
+    store.raw.put(b"a", b"short")
+    with pytest.raises(CorruptError) as damaged:
+        store.get("a")
+    assert damaged.value.where == {"task": "Partition 0", "store": "totals", "part": "value"}
 
 
 def test_a_serde_that_returns_none_deletes_nothing(open_one: Open) -> None:

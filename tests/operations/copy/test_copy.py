@@ -230,6 +230,8 @@ def test_a_file_store_copies_by_hard_link(kafka: KafkaServer, tmp_path: Path, ru
     own = tmp_path / "blobs" / target.job_name
     shared = [path for path in own.rglob("*") if path.is_file() and path.stat().st_nlink > 1]
     assert len(shared) == found["blobs"]["inside"]
+    there = [name for name in blob_files(tmp_path) if name.startswith(f"{target.job_name}/")]
+    assert len(there) == found["blobs"]["inside"] + found["blobs"]["written"], "the index is new"
     grown(source)
     if kind == SNAPSHOTS:
         assert any(path.stat().st_nlink == 1 for path in shared), "the source has deleted its own names of some"

@@ -337,7 +337,9 @@ def test_advance_waits_until_every_task_has_committed(kafka: KafkaServer, tmp_pa
     """The restart happens while the command waits. Without a restart, the command times out with exit status 3."""
     job = Job(kafka, tmp_path, stage=1, tasks=2)
     job.commit(1)
-    assert job.run("advance", "--write", "--wait", "--timeout", "1").exit_code == 3
+    late = job.run("advance", "--write", "--wait", "--timeout", "1")
+    assert late.exit_code == 3
+    assert "hint: restart the job with the new configuration" in late.stderr
     restart = threading.Timer(1.0, lambda: job.commit(2))
     restart.start()
     waited = job.run("advance", "--wait", "--timeout", "60")

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from statemgr import JobConfig, StateManager
+from statemgr import JobConfig, StateManager, __version__
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
 from statemgr.errors import FencedError
 from statemgr.flows.owner import Owner
+from statemgr.health.overview import JobMonitor
 from statemgr.kafka import topics
+from statemgr.local.machine import this_process
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.model.codecs import decode_key
@@ -169,8 +171,11 @@ def test_all_tasks_go_back_together(kafka: KafkaServer, tmp_path: Path, run: Run
         assert earlier == before
         assert len(before) == 3, "one for each batch"
         assert {TASK, OTHER} <= {decode_key(key).task for key, _ in rollback if key is not None}
-        with pytest.raises(FencedError):
+        with pytest.raises(FencedError, match=r"another owner \(.*, a command that has ended, .*start the job again"):
             driver.confirm()
+    with JobMonitor(config) as monitor:
+        owners = {task.owner for task in monitor.overview().tasks}
+    assert owners == {f"{this_process()}, a command that has ended (v{__version__})"}
     for task in (TASK, OTHER):
         check_state(config, {b"by": b"1"}, task)
         record = current(config, task)
