@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
-from statemgr.blobs.s3 import abilities
+from statemgr.blobs.s3 import abilities, copying
+from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.health.checks import Finding, Report, check_blobs
@@ -157,6 +158,27 @@ def test_what_is_missing_is_left_out_and_nothing_else(
         == (header == "x-amz-checksum-crc32")
         or s3.server == "moto"
     )
+    if header == "if-none-match":
+        assert not any("lifecycle rule is installed" in text for text in store.administration.fix())
+    store.close()
+
+
+@pytest.mark.parametrize("size", [1, 2 * 1024 * 1024])
+def test_a_copy_that_the_server_makes_late_changes_nothing(
+    proxy: LackingProxy, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The copy was repeated, and published: it keeps no TTL. A server without the condition gets the blob by a PUT."""
+    monkeypatch.setattr(copying, "_MOST", 1024)
+    store = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
+    assert isinstance(store, S3BlobStore)
+    store.put("orders/1/a", bytes(size), ttl_days=None)
+    assert store.copy_from(store, store.stat("orders/1/a"), "orders/1/b", ttl_days=1)
+    store.remove_ttl("orders/1/b")
+    with pytest.raises(BlobExists):
+        store.copy_from(store, store.stat("orders/1/a"), "orders/1/b", ttl_days=1)
+    assert store.stat("orders/1/b").expires_ms is None
+    proxy.lacks = frozenset({"if-none-match"})
+    assert not store.copy_from(store, store.stat("orders/1/a"), "orders/1/c", ttl_days=1)
     store.close()
 
 
