@@ -27,7 +27,7 @@ class AssignedTask:
     Attributes:
         sources: the source partitions that are its current input.
         retained: how many checkpoints the topic retains of it.
-        opening: the opening of the task, which restores it.
+        opening: the opening of the task, which restores it. It begins when the partitions of all topics are here.
         inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
         task: the open task; None while it is being opened.
         dirty: whether a message was processed, or a timer changed something, since the last commit began.

@@ -85,28 +85,32 @@ class AssignedTasks:
         return self._by_place.get((topic, partition))  # type: ignore[arg-type]
 
     def add(self, partitions: Sequence[TopicPartition]) -> None:
-        """Begin to open the tasks of partitions that have arrived."""
-        lost = {partition.partition: threading.Event() for partition in partitions}
-        opening = sorted(index for index in lost if index not in self._owned)
+        """Take partitions that have arrived. A task opens when it has its partition of every topic: until then another
+        member may still own it, or get it, and must not be fenced."""
+        for partition in partitions:
+            owned = self._owned.setdefault(partition.partition, self._new(partition.partition))
+            owned.inputs.append(self._position(owned, partition))
+        arrived = sorted({partition.partition for partition in partitions})
+        opening = [owned for index in arrived if len((owned := self._owned[index]).inputs) == len(self._topics)]
         for first in range(0, len(opening), _FENCED_TOGETHER):
             together = opening[first : first + _FENCED_TOGETHER]
-            fencing = self._fencer.submit(self._fence, {task_name(index): lost[index] for index in together})
-            for index in together:
-                self._owned[index] = AssignedTask(
-                    index,
-                    frozenset(f"{topic}-{index}" for topic in self._topics),
-                    self._services.config.retained,
-                    self._openers.submit(self._open, index, fencing, lost[index]),
-                    self._services.clock,
-                    self._services.config.commit_max_delay_ms / 1000,
-                    self._services.config.commit_timeout_ms / 1000,
-                    lost=lost[index],
-                    assigned_s=self._services.clock.monotonic(),
-                    starts_latest=self._services.config.starts_latest,
-                )
-        for partition in partitions:
-            owned = self._owned[partition.partition]
-            owned.inputs.append(self._position(owned, partition))
+            fencing = self._fencer.submit(self._fence, {task_name(owned.index): owned.lost for owned in together})
+            for owned in together:
+                owned.opening = self._openers.submit(self._open, owned.index, fencing, owned.lost)
+
+    def _new(self, index: int) -> AssignedTask:
+        config = self._services.config
+        return AssignedTask(
+            index,
+            frozenset(f"{topic}-{index}" for topic in self._topics),
+            config.retained,
+            Future(),
+            self._services.clock,
+            config.commit_max_delay_ms / 1000,
+            config.commit_timeout_ms / 1000,
+            assigned_s=self._services.clock.monotonic(),
+            starts_latest=config.starts_latest,
+        )
 
     def open_again(self, owned: AssignedTask, *, waits: bool) -> None:
         """Open a task again whose local files are damaged or missing: it is restored from a backend. ``waits``: try

@@ -111,7 +111,7 @@ class ConsumerLoop:
         self._published_tasks = published_tasks
         self._manager = manager
         self._outputs = OutputTopics(services.config, inputs)
-        self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, topics, permissions)
+        self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, self._topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._client_log = ClientLog(services.config.hider())
@@ -291,7 +291,7 @@ class ConsumerLoop:
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Begin to open tasks. The partitions are paused after the poll. Their offsets are in the checkpoint."""
+        """Begin to open tasks that are whole. Partitions are paused after the poll. Offsets are in the checkpoint."""
         if self._ending:
             return  # the end of the loop, or the close of the consumer, still delivers an assignment that was waiting
         for partition in partitions:
@@ -407,7 +407,7 @@ class ConsumerLoop:
             )  # fmt: skip
         finally:
             self._let_go(leaving)
-        self._open_rest(partitions, owned)
+        self._keep_rest(partitions, owned)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
@@ -419,11 +419,11 @@ class ConsumerLoop:
         self._to_pause = [partition for partition in self._to_pause if partition.partition not in tasks]
         self._tasks.close(tasks)
 
-    def _open_rest(self, left: list[TopicPartition], owned: list[TopicPartition]) -> None:
-        """Open tasks again of which only a part has ``left``, and this member still reads the rest.
+    def _keep_rest(self, left: list[TopicPartition], owned: list[TopicPartition]) -> None:
+        """Keep tasks of which only a part has ``left``, and this member still has the rest.
 
         Brokers take all partitions of a task together, unless a topic is deleted or a member does not see it for a
-        moment. So the task waits until its other partitions are back (:meth:`_has_inputs`).
+        moment. So the task waits until its other partitions are back (:meth:`_has_inputs`), and opens then.
         """
         gone = {(partition.topic, partition.partition) for partition in left}
         rest = [place for place in owned if (place.topic, place.partition) not in gone]
