@@ -56,7 +56,7 @@ from statemgr.kafka.input_topics import GONE, InputTopics, topic_problem
 from statemgr.kafka.output_topics import OutputTopics
 from statemgr.logs import Event, tell
 from statemgr.model.jobs.permissions import Permissions
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.telemetry.metric_declarations import PROCESS_BUCKETS
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,7 @@ class ConsumerLoop:
         self._manager.metrics.watch("input_messages", self._tasks.processed)
         self._lag = lag = self._manager.watch_lag(self._tasks.reached)
         self._health.silent_s = lag.silent_s
+        failed: Exception | None = None
         try:
             while not self._asked_to_stop:
                 self._turn()
@@ -179,13 +180,15 @@ class ConsumerLoop:
             self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked, self._hurried)
         except Exception as error:
             self._manager.metrics.failed(error)
+            failed = error
             raise
         finally:
             self._ending = True
             self._manager.unwatch_lag(lag)
             self._manager.metrics.unwatch(self._tasks.processed)
             self._stopping()  # after an error, too, a blob store that hangs must not hold up the end
-            self._tasks.shut_down(self._hurried)
+            with Closing(failed) as closing:
+                closing.callback(self._tasks.shut_down, self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
                 self._leave()
 
