@@ -105,7 +105,7 @@ class Services:
 
 
 class Closing(ExitStack):
-    """Closes several things, newest first, whatever becomes of the others. The first error is raised: the later ones may
+    """Closes several things, newest first, whatever becomes of the others. The first error is raised. Later ones may
     come from it, and are logged.
 
     Args:

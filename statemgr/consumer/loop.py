@@ -252,6 +252,7 @@ class ConsumerLoop:
                 self._took(self._quick_s, self._quick)
                 self._quick, self._quick_s = 0, 0.0
             self._check_refused(message)
+            self._tasks.try_again()
             self._start_restored()  # 3
             self._delivery.run_timers()  # 4
             self._commit(now)  # 5

@@ -167,8 +167,8 @@ def test_what_is_missing_is_left_out_and_nothing_else(
 def test_a_copy_asks_for_a_free_name(
     proxy: LackingProxy, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """A copy that the server makes late, after it was repeated and published, must not bring the TTL back. A server that
-    refuses this condition gets the blob by a PUT."""
+    """A copy that the server makes late, after it was repeated and published, must not bring the TTL back. A server
+    that refuses this condition gets the blob by a PUT."""
     monkeypatch.setattr(copying, "_MOST", 1024)
     store = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
     assert isinstance(store, S3BlobStore)

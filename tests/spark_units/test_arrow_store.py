@@ -436,8 +436,8 @@ def test_times_and_records_of_batches_are_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", ["us", "ns"])
 def test_times_are_stored_exactly_or_refused(tmp_path: Path, unit: str) -> None:
-    """J0.1: Spark's own times are microseconds, and nanoseconds come from elsewhere. A schema of milliseconds takes those
-    that it can hold, in bulk as row by row."""
+    """J0.1: Spark's own times are microseconds, and nanoseconds come from elsewhere. A schema of milliseconds takes
+    those that it can hold, in bulk as row by row."""
     fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]
     made = store(tmp_path, {"type": "record", "name": "r", "fields": fields})
     arrow, key = ArrowStore(made.store), pa.array(["bulk"])

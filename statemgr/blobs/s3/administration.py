@@ -99,7 +99,8 @@ class S3Administration:
 
     def fix(self) -> Sequence[str]:
         """Add the lifecycle rules that are missing; the bucket's other rules stay. One expires objects with the TTL
-        tag, unless a late PUT could tag a published object again. In a bucket that keeps versions, another one deletes those of the job's deleted blobs.
+        tag, unless a late PUT could tag a published object again. In a bucket that keeps versions, another one deletes
+        those of the job's deleted blobs.
 
         Raises: InvalidError if the server has no lifecycle rules.
         """

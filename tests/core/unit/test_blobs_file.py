@@ -130,7 +130,7 @@ def test_a_late_write_takes_nothing_from_a_published_blob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, problem: str
 ) -> None:
     """A request stands still after it has seen that the name is free. Its repetition writes the blob, which is
-    published. When the first one goes on, and finds the name taken or the disk full, the blob keeps no TTL, and stays."""
+    published. The first one goes on, and finds the name taken or the disk full: the blob keeps no TTL, and stays."""
     store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
     source.put("blob", b"x", ttl_days=None)
     wanted = source.stat("blob")
