@@ -73,8 +73,6 @@ def converted(column: Column, arrow: pa.DataType) -> Column:
         return column.cast(arrow)
     if kind_of(column.type) not in STORED.get(kind_of(arrow), ()):
         raise ValueError(f"it is {column.type}, not {arrow}")
-    if pa.types.is_timestamp(arrow):
-        return _cut(column, arrow.unit).cast(arrow)
     if pa.types.is_decimal(arrow) and pa.types.is_integer(column.type):
         column = column.cast(pa.decimal256(76, arrow.scale))  # Arrow looks at the types of whole numbers, not at them
     found = column.cast(arrow)
@@ -86,11 +84,3 @@ def converted(column: Column, arrow: pa.DataType) -> Column:
 def _is_wrapped(arrow: pa.DataType) -> bool:
     checks = (pa.types.is_dictionary, pa.types.is_run_end_encoded)
     return isinstance(arrow, pa.BaseExtensionType) or arrow in _VIEWS or any(check(arrow) for check in checks)
-
-
-def _cut(column: Column, unit: str) -> Column:
-    """Times of a coarser unit. What is finer is cut off, as ``fastavro`` does. Spark has microseconds."""
-    found = pc.floor_temporal(column, unit={"ms": "millisecond", "us": "microsecond"}[unit])
-    if bool(pc.any(pc.greater(found, column)).as_py()):  # it has wrapped around
-        raise ValueError(f"a time is too early for {unit}")
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -31,7 +31,7 @@ from statemgr.model.commit import PreparedCommit, ProducedRecord
 from statemgr.model.jobs.permissions import PermissionFlags, Permissions
 from statemgr.ports import Progress, no_progress
 from statemgr.serdes import SerdeLike
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.telemetry.liveness import Condition
 from statemgr.telemetry.metrics import Metrics
 from statemgr.telemetry.tracing import trace_job
@@ -384,7 +384,7 @@ class StateManager:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as closing:
+        with Closing() as closing:
             closing.callback(self._services.close)
             closing.callback(self._log.close)
             closing.callback(self._inputs.close)
@@ -403,7 +403,8 @@ class StateManager:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self.close()
+        with Closing(exc[1]) as closing:
+            closing.callback(self.close)
 
     def _published_tasks(self) -> int | None:
         """The number of tasks that have checkpoints; None if there are none, or older software did not record it."""

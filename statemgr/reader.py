@@ -11,7 +11,7 @@ from typing import Any
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
-from statemgr.config.factories import BLOB_STORE
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import CorruptError, InvalidError, MissingError, MissingState, RetryableError
 from statemgr.flows.opening.restore import StoreRestore, restore_store
 from statemgr.flows.replaced_layouts import kept_by
@@ -264,18 +264,20 @@ class JobReader:
         """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. A store with a
         TTL has those that had not expired at the time of the checkpoint.
 
-        The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Reads
-        no checkpoint topic, so it needs Kafka only to restore from a changelog.
+        The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Needs
+        Kafka only to restore from a changelog, and then reads the checkpoint topic, because ``record`` may be old.
 
         Args:
             record: of the store's task, from :meth:`retaining`.
             checkpoint: one of the record's. If it does not have the store, there are no items.
 
-        Raises: ConfigError for an unknown name; as :meth:`restore`.
+        Raises: ConfigError for an unknown name; MissingState if the checkpoint is not retained any more; as
+            :meth:`restore`.
         """
         config = self.config.store(store)
         if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
             return
+        record, [checkpoint] = self._renewed(record, [checkpoint], store)
         with temporary_directory() as into:
             self._restore(record, checkpoint, into, [store], None, no_progress)
             for batch in snapshot_batches(config.type, into / store, config.rocksdb, start, end, size):
@@ -292,13 +294,30 @@ class JobReader:
         return find_pairs(records, before, after, all_of_them=bool(tasks))
 
     def changes(self, pair: Pair, store: str) -> Generator[KeyChange]:
-        """The keys of a store that differ between two checkpoints, in key order. Reads no checkpoint topic.
+        """The keys of a store that differ between two checkpoints, in key order. Reads the checkpoint topic only to
+        restore from a changelog.
 
         Raises: ConfigError for an unknown name; MissingState, MissingBlob, CorruptError if a checkpoint cannot be
-        restored; UnavailableError, AccessDenied, DiskFull.
+            restored; UnavailableError, AccessDenied, DiskFull.
         """
-        self.config.store(store)
-        return compare(self._services, pair, store, no_progress)
+        record, [before, after] = self._renewed(pair.record, [pair.before, pair.after], store)
+        return compare(self._services, Pair(record, before, after), store, no_progress)
+
+    def _renewed(
+        self, record: CheckpointRecord, wanted: Sequence[Checkpoint], store: str
+    ) -> tuple[CheckpointRecord, list[Checkpoint]]:
+        """The record and its checkpoints as the topic has them now, if a changelog may supply one of these. An old
+        record lacks newer checkpoints, so it does not show that compaction may have removed keys, and even deletes.
+
+        Raises: MissingState if a checkpoint is not retained any more.
+        """
+        replays = KAFKA_CHANGELOG in self.config.store(store).restore_factories
+        if not replays or not any(one.marker(KAFKA_CHANGELOG, store) for one in wanted):
+            return record, list(wanted)
+        now = self._log.read(only_settled=True).get(record.task)
+        found = [self._find(now, record.task, str(one.checkpoint_id)) for one in wanted]
+        assert now is not None
+        return now, found
 
     def close(self) -> None:
         self._log.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.ids import IdSource
@@ -28,6 +30,8 @@ from statemgr.transfer.transfer import Transfer
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,36 @@ class Services:
     def fed(self) -> frozenset[str]:
         """Every factory that some store is backed up to."""
         return frozenset(factory for store in self.config.stores.values() for factory in store.backup_factories)
+
+
+class Closing(ExitStack):
+    """Closes several things, newest first, whatever becomes of the others. The first error is raised. Later ones may
+    come from it, and are logged.
+
+    Args:
+        first: an error from before, if there is one. An error in the block counts, too.
+    """
+
+    def __init__(self, first: BaseException | None = None) -> None:
+        super().__init__()
+        self._first = first
+
+    def callback(self, close: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> Callable[P, T]:
+        def closed() -> None:
+            try:
+                close(*args, **more)
+            except Exception as error:
+                if self._first is None:
+                    self._first = error
+                    raise
+                log.warning("closing failed after another error: %s: %s", type(error).__name__, error)
+
+        super().callback(closed)
+        return close
+
+    def __exit__(self, *error: Any) -> bool | None:
+        self._first = self._first or error[1]
+        return super().__exit__(*error)
 
 
 class Submit(Protocol):

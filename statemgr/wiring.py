@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
 from functools import cache, partial
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
@@ -43,7 +42,7 @@ from statemgr.ports import (
     StateBackend,
     no_progress,
 )
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.transfer.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -162,7 +161,7 @@ class _Wiring:
         self._shares_clock = given is not None
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
-        self._adapters, self._backends = ExitStack(), ExitStack()
+        self._adapters, self._backends = Closing(), Closing()
         with translated("cannot use state.dir", config.state_dir):
             job = durable.check_private(config.state_dir, config.job_name, config.job_id)
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
@@ -275,7 +274,7 @@ class _Wiring:
     def _close(self) -> None:
         """Close running work and backends, which use adapters, and then the adapters, newest first. An error of one
         leaves no other open."""
-        with ExitStack() as closing:
+        with Closing() as closing:
             closing.callback(self._scratch.close)
             closing.callback(self._close_made)
             closing.callback(self._executors.close)
@@ -283,7 +282,7 @@ class _Wiring:
                 closing.callback(self._give_up)  # nobody waits any more for what still runs in the background
 
     def _close_made(self) -> None:
-        with self._lock, ExitStack() as closing:
+        with self._lock, Closing() as closing:
             closing.callback(self._made.clear)
             closing.callback(self._adapters.close)
             closing.callback(self._backends.close)

@@ -2,7 +2,7 @@
 
 They read published data with one Spark partition per task, and disturb no running job: they fence nobody, and write
 nothing to Kafka or to blobs. The driver reads the checkpoint topic once for each query, and every task reads its
-store as of the checkpoint that the driver found.
+store as of the checkpoint that the driver found. A task that restores from a changelog looks whether it still can.
 """
 
 from __future__ import annotations

@@ -79,13 +79,16 @@ class FileBlobStore:
             if file_tree.exists(directory, name):
                 raise file_tree.exists_error(directory, blob_id)
             try:
-                file_tree.write_expiry(directory, name, expires)
-                os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
-                os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
+                with file_tree.expiring(directory, name, expires):
+                    os.link(source_name, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
+                    try:
+                        os.utime(name, dir_fd=directory)  # both names get it: garbage collection goes by this time
+                    except OSError:
+                        os.unlink(name, dir_fd=directory)
+                        raise
             except FileExistsError:
-                raise
+                raise file_tree.exists_error(directory, blob_id) from None
             except OSError as error:
-                file_tree.undo(directory, name)
                 if error.errno not in CANNOT_LINK:
                     raise
                 return False
@@ -100,12 +103,8 @@ class FileBlobStore:
             raise file_tree.exists_error(directory, blob_id)
         with file_tree.temporary(directory, body) as temporary:
             expires = None if ttl_days is None else self._clock.time_ns() // 1_000_000 + ttl_days * DAY_MS
-            try:
-                file_tree.write_expiry(directory, name, expires)
+            with file_tree.expiring(directory, name, expires):
                 file_tree.link(directory, temporary, name, blob_id)
-            except OSError:
-                file_tree.undo(directory, name)
-                raise
         os.fsync(directory)
 
     @contextmanager
@@ -131,7 +130,7 @@ class FileBlobStore:
         *parents, name = check_blob_id(blob_id)
         with translated(blob_id), self._tree.directory(parents) as directory:
             file_tree.info(directory, name, blob_id)
-            file_tree.write_expiry(directory, name, None)
+            file_tree.remove_expiry(directory, name)
             os.fsync(directory)  # also when a caller that died has removed the record
 
     def delete(self, blob_id: str) -> None:

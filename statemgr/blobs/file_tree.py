@@ -179,13 +179,17 @@ def open_blob(directory: int, name: str, blob_id: str) -> int:
 
 
 def write_new(directory: int, name: str, stream: IO[bytes]) -> None:
-    """Write a new file. On return its content is durable, but not yet its name."""
+    """Write a new file, as a whole or not at all. On return its content is durable, but not yet its name."""
     fd = os.open(name, _NEW, 0o600, dir_fd=directory)
     try:
         while data := memoryview(stream.read(CHUNK)):
             while data:
                 data = data[os.write(fd, data) :]
         os.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=directory)
+        raise
     finally:
         os.close(fd)
 
@@ -236,20 +240,33 @@ def exists_error(directory: int, blob_id: str) -> BlobExists:
     return BlobExists("a blob of this name exists already", blob=blob_id)
 
 
-def write_expiry(directory: int, name: str, expires_ms: int | None) -> None:
-    """Write or remove the expiry record of a blob. A writer that died may have left one."""
+@contextmanager
+def expiring(directory: int, name: str, expires_ms: int | None) -> Iterator[None]:
+    """A block that gives a blob its name. The blob's expiry record is written before, and removed if the block fails:
+    the name may be that of a blob which another writer has published meanwhile.
+
+    A record that is there already stays. It is of another writer, or of one that has died.
+    """
+    own = False
+    if expires_ms is None:
+        remove_expiry(directory, name)
+    else:
+        with suppress(FileExistsError):
+            write_new(directory, expiry(name), io.BytesIO(str(expires_ms).encode()))
+            own = True
+    try:
+        yield
+    except BaseException:
+        if own:
+            with suppress(OSError):
+                remove_expiry(directory, name)
+        raise
+
+
+def remove_expiry(directory: int, name: str) -> None:
+    """Remove the expiry record of a blob, if there is one."""
     with suppress(FileNotFoundError):
         os.unlink(expiry(name), dir_fd=directory)
-    if expires_ms is not None:
-        write_new(directory, expiry(name), io.BytesIO(str(expires_ms).encode()))
-
-
-def undo(directory: int, name: str) -> None:
-    """Remove what a failed write has left of a blob, as far as that is possible; the expiry record last."""
-    with suppress(OSError):
-        for entry in (name, expiry(name)):
-            with suppress(FileNotFoundError):
-                os.unlink(entry, dir_fd=directory)
 
 
 def expiry(name: str) -> str:

@@ -27,11 +27,14 @@ class AssignedTask:
     Attributes:
         sources: the source partitions that are its current input.
         retained: how many checkpoints the topic retains of it.
-        opening: the opening of the task, which restores it.
+        opening: the opening of the task, which restores it. It begins when the partitions of all topics are here.
         inputs: its source partitions. They are paused until the task is restored and they are at its input offsets.
         task: the open task; None while it is being opened.
         dirty: whether a message was processed, or a timer changed something, since the last commit began.
         held: whether its partitions are paused until the commit in progress ends.
+        waits: whether its opening is tried again while something cannot be reached.
+        retry_s: when that is due, on the clock of durations; None if nobody has looked at the failure yet.
+        told: the failure that the log has.
         reopened: whether it was opened again since its last commit, because its local files were damaged or missing.
         announced: whether the application was told that the task is open.
         lost: set when the task was taken away, which ends an opening in progress.
@@ -52,6 +55,9 @@ class AssignedTask:
     task: Task | None = None
     dirty: bool = False
     held: bool = False
+    waits: bool = False
+    retry_s: float | None = None
+    told: str = ""
     reopened: bool = False
     announced: bool = False
     lost: threading.Event = field(default_factory=threading.Event)
@@ -70,10 +76,17 @@ class AssignedTask:
 
     def restored(self) -> bool:
         """Whether the task is open. Raises: the error of the restore."""
-        if self.task is None and self.opening.done():
+        if self.task is None and self.opening.done() and self.unreachable() is None:
             self.task = self.opening.result()
             self.at_end = self.starts_latest and self.task.last_checkpoint is None
         return self.task is not None
+
+    def unreachable(self) -> UnavailableError | None:
+        """Why the opening is to be tried again; None if it is in progress, has succeeded, or has failed for good."""
+        if not self.waits or self.task is not None or not self.opening.done():
+            return None
+        error = self.opening.exception()
+        return error if isinstance(error, UnavailableError) else None
 
     @property
     def begun(self) -> bool:
@@ -143,13 +156,14 @@ class AssignedTask:
         self._failed(self.task, error)
         return None
 
-    def open_again(self, opening: Future[Task], inputs: list[InputPosition], *, damaged: bool) -> None:
-        """Replace the task by a new opening of it, which continues from the checkpoint and processes uncommitted input
-        again. ``damaged``: because its local files were."""
-        self.opening, self.inputs, self.task, self._commit = opening, inputs, None, None
+    def open_again(self, inputs: list[InputPosition], *, waits: bool) -> None:
+        """Forget the task, for a new opening of it, which continues from the checkpoint and processes uncommitted input
+        again. ``waits``: because a part of its state could not be reached, and not because local files were damaged."""
+        self.opening, self.inputs, self.task, self._commit = Future(), inputs, None, None
+        self.waits, self.retry_s, self.told = waits, None, ""
         self.dirty = self.held = self.announced = False
         self._made = 0
-        self.reopened, self._failing_since = self.reopened or damaged, None
+        self.reopened, self._failing_since = self.reopened or not waits, None
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than

@@ -85,37 +85,59 @@ class AssignedTasks:
         return self._by_place.get((topic, partition))  # type: ignore[arg-type]
 
     def add(self, partitions: Sequence[TopicPartition]) -> None:
-        """Begin to open the tasks of partitions that have arrived."""
-        lost = {partition.partition: threading.Event() for partition in partitions}
-        opening = sorted(index for index in lost if index not in self._owned)
+        """Take partitions that have arrived. A task opens when it has its partition of every topic: until then another
+        member may still own it, or get it, and must not be fenced."""
+        for partition in partitions:
+            owned = self._owned.setdefault(partition.partition, self._new(partition.partition))
+            owned.inputs.append(self._position(owned, partition))
+        arrived = sorted({partition.partition for partition in partitions})
+        self._begin([owned for index in arrived if len((owned := self._owned[index]).inputs) == len(self._topics)])
+
+    def _begin(self, opening: Sequence[AssignedTask]) -> None:
         for first in range(0, len(opening), _FENCED_TOGETHER):
             together = opening[first : first + _FENCED_TOGETHER]
-            fencing = self._fencer.submit(self._fence, {task_name(index): lost[index] for index in together})
-            for index in together:
-                self._owned[index] = AssignedTask(
-                    index,
-                    frozenset(f"{topic}-{index}" for topic in self._topics),
-                    self._services.config.retained,
-                    self._openers.submit(self._open, index, fencing, lost[index]),
-                    self._services.clock,
-                    self._services.config.commit_max_delay_ms / 1000,
-                    self._services.config.commit_timeout_ms / 1000,
-                    lost=lost[index],
-                    assigned_s=self._services.clock.monotonic(),
-                    starts_latest=self._services.config.starts_latest,
-                )
-        for partition in partitions:
-            owned = self._owned[partition.partition]
-            owned.inputs.append(self._position(owned, partition))
+            fencing = self._fencer.submit(self._fence, {task_name(owned.index): owned.lost for owned in together})
+            for owned in together:
+                owned.opening = self._openers.submit(self._open, owned.index, fencing, owned.lost)
+
+    def _new(self, index: int) -> AssignedTask:
+        config = self._services.config
+        return AssignedTask(
+            index,
+            frozenset(f"{topic}-{index}" for topic in self._topics),
+            config.retained,
+            Future(),
+            self._services.clock,
+            config.commit_max_delay_ms / 1000,
+            config.commit_timeout_ms / 1000,
+            assigned_s=self._services.clock.monotonic(),
+            starts_latest=config.starts_latest,
+        )
 
     def open_again(self, owned: AssignedTask, *, waits: bool) -> None:
         """Open a task again whose local files are damaged or missing: it is restored from a backend. ``waits``: try
         until the backend can be reached."""
         assert owned.task is not None
         owned.task.close()
-        inputs = [self._position(owned, position.place) for position in owned.inputs]
-        opening = self._openers.submit(self._open_again, owned.index, owned.lost, waits=waits)
-        owned.open_again(opening, inputs, damaged=not waits)
+        owned.open_again([self._position(owned, position.place) for position in owned.inputs], waits=waits)
+        self._begin([owned])
+
+    def try_again(self) -> None:
+        """Begin the openings again that could not reach something :data:`_REACH_S` seconds ago. Until then, a task that
+        waits holds no thread, and others open."""
+        now, due = self._services.clock.elapsed(), list[AssignedTask]()
+        for owned in self._owned.values():
+            if (error := owned.unreachable()) is None:
+                continue
+            if owned.retry_s is None:
+                owned.retry_s = now + _REACH_S
+                if str(error) != owned.told:
+                    owned.told = str(error)
+                    log.warning("%s waits: %s", task_name(owned.index), error)
+            elif now >= owned.retry_s:
+                owned.retry_s = None
+                due.append(owned)
+        self._begin(due)
 
     def located(self, restored: Iterable[AssignedTask]) -> list[AssignedTask]:
         """The tasks whose source partitions have known bounds. Asks for those of the others, without waiting.
@@ -271,22 +293,6 @@ class AssignedTasks:
         """Runs before any of these tasks reads the checkpoint topic."""
         empty = self._permissions.allow_empty_start and not self._opened & lost.keys()
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
-
-    def _open_again(self, index: int, lost: threading.Event, *, waits: bool) -> Task:
-        """As :meth:`_open`, with a fence of its own. ``waits``: tries again while something cannot be reached."""
-        told = ""
-        while not lost.is_set():
-            fencing = self._fencer.submit(self._fence, {task_name(index): lost})  # close() waits for it
-            try:
-                return self._open(index, fencing, lost)
-            except UnavailableError as error:
-                if not waits:
-                    raise
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("%s waits: %s", task_name(index), error)
-                lost.wait(_REACH_S)
-        raise OpeningCancelled("it was revoked while it waited", task=task_name(index))
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
         try:

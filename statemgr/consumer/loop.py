@@ -56,7 +56,7 @@ from statemgr.kafka.input_topics import GONE, InputTopics, topic_problem
 from statemgr.kafka.output_topics import OutputTopics
 from statemgr.logs import Event, tell
 from statemgr.model.jobs.permissions import Permissions
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.telemetry.metric_declarations import PROCESS_BUCKETS
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class ConsumerLoop:
         self._published_tasks = published_tasks
         self._manager = manager
         self._outputs = OutputTopics(services.config, inputs)
-        self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, topics, permissions)
+        self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, self._topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
         self._client_log = ClientLog(services.config.hider())
@@ -169,6 +169,7 @@ class ConsumerLoop:
         self._manager.metrics.watch("input_messages", self._tasks.processed)
         self._lag = lag = self._manager.watch_lag(self._tasks.reached)
         self._health.silent_s = lag.silent_s
+        failed: Exception | None = None
         try:
             while not self._asked_to_stop:
                 self._turn()
@@ -179,13 +180,15 @@ class ConsumerLoop:
             self._tasks.commit_and_wait({owned.index for owned in self._tasks}, self._stopping_asked, self._hurried)
         except Exception as error:
             self._manager.metrics.failed(error)
+            failed = error
             raise
         finally:
             self._ending = True
             self._manager.unwatch_lag(lag)
             self._manager.metrics.unwatch(self._tasks.processed)
             self._stopping()  # after an error, too, a blob store that hangs must not hold up the end
-            self._tasks.shut_down(self._hurried)
+            with Closing(failed) as closing:
+                closing.callback(self._tasks.shut_down, self._hurried)
             with suppress(KafkaException):  # a member that the group has turned away cannot leave it
                 self._leave()
 
@@ -249,6 +252,7 @@ class ConsumerLoop:
                 self._took(self._quick_s, self._quick)
                 self._quick, self._quick_s = 0, 0.0
             self._check_refused(message)
+            self._tasks.try_again()
             self._start_restored()  # 3
             self._delivery.run_timers()  # 4
             self._commit(now)  # 5
@@ -291,7 +295,7 @@ class ConsumerLoop:
     # --- rebalances ----------------------------------------------------------------------------------------------
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Begin to open tasks. The partitions are paused after the poll. Their offsets are in the checkpoint."""
+        """Begin to open tasks that are whole. Partitions are paused after the poll. Offsets are in the checkpoint."""
         if self._ending:
             return  # the end of the loop, or the close of the consumer, still delivers an assignment that was waiting
         for partition in partitions:
@@ -411,7 +415,7 @@ class ConsumerLoop:
             )  # fmt: skip
         finally:
             self._let_go(leaving)
-        self._open_rest(partitions, owned)
+        self._keep_rest(partitions, owned)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Close without a commit, because another member may already own the partitions."""
@@ -423,11 +427,11 @@ class ConsumerLoop:
         self._to_pause = [partition for partition in self._to_pause if partition.partition not in tasks]
         self._tasks.close(tasks)
 
-    def _open_rest(self, left: list[TopicPartition], owned: list[TopicPartition]) -> None:
-        """Open tasks again of which only a part has ``left``, and this member still reads the rest.
+    def _keep_rest(self, left: list[TopicPartition], owned: list[TopicPartition]) -> None:
+        """Keep tasks of which only a part has ``left``, and this member still has the rest.
 
         Brokers take all partitions of a task together, unless a topic is deleted or a member does not see it for a
-        moment. So the task waits until its other partitions are back (:meth:`_has_inputs`).
+        moment. So the task waits until its other partitions are back (:meth:`_has_inputs`), and opens then.
         """
         gone = {(partition.topic, partition.partition) for partition in left}
         rest = [place for place in owned if (place.topic, place.partition) not in gone]

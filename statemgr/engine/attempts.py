@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from statemgr.model.record_size import inline_attachments_limit
 from statemgr.os_errors import disk_errors
 from statemgr.ports import FileSlice, Progress, no_progress
 from statemgr.serdes import key_serde, value_serde
+from statemgr.services import Closing
 from statemgr.stores.open_store import FrozenStore, OpenStore
 from statemgr.stores.store import Store
 
@@ -222,7 +223,7 @@ class Attempt:
             self._end()
 
     def _end(self) -> None:
-        with ExitStack() as closing:
+        with Closing() as closing:
             closing.callback(self._host.attempts.discard, self.attempt_id)
             if self._directory is not None:
                 closing.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -298,7 +299,7 @@ def open_attempt(
     except DiskFull:
         _make_room(host, task, checkpoint, compacted)
         raise
-    with ExitStack() as undo:
+    with Closing() as undo:
         for store in stores.values():
             undo.callback(store.close)
         if checkpoint is not None:

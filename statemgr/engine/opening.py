@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from statemgr.engine.task import Task
@@ -38,7 +37,7 @@ from statemgr.model.checkpoint import Layout
 from statemgr.model.jobs.permissions import Permissions
 from statemgr.phases import flow
 from statemgr.ports import CheckpointLog, Clock, Progress
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.telemetry.liveness import NOT_YET, Condition
 from statemgr.telemetry.metrics import Metrics
 
@@ -115,14 +114,14 @@ class TaskOpener:
 
     def close(self) -> None:
         """Close every task without a commit, and release the IDs that no opening has used."""
-        with ExitStack() as closing:
+        with Closing() as closing:
             closing.callback(self._tasks.close)
             for task in list(self._fenced):
                 closing.callback(self._release, task)
 
     def _open(self, assignment: Assignment, permissions: Permissions, progress: Progress) -> Task:
         services, task = self.services, assignment.name
-        with ExitStack() as undo:
+        with Closing() as undo:
             metrics = self.metrics.of(task)
             undo.callback(metrics.close)
             owner = self._owner(assignment)  # 3
@@ -270,7 +269,7 @@ class OpenTasks:
 
     def close(self) -> None:
         """Close every open task without a commit, whatever becomes of the others."""
-        with ExitStack() as closing:
+        with Closing() as closing:
             for assignment in list(self._assignments.values()):
                 if assignment.task is not None:
                     closing.callback(assignment.task.close)

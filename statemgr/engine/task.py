@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any, overload
 
 from statemgr import serdes
@@ -26,7 +25,7 @@ from statemgr.model.plan import check_serdes
 from statemgr.phases import Flow
 from statemgr.serdes import SerdeLike, SerdeName, TypedSerde
 from statemgr.serdes.serde import K, V
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.stores.expiry import STEP_S, ExpiringEntries
 from statemgr.stores.open_store import OpenStore
 from statemgr.stores.store import Store
@@ -462,7 +461,7 @@ class Task:
             return
         self._closed = True
         self._repairs.close(wait=False)  # a repair gives way, and nobody waits for a check of backups
-        with ExitStack() as closing, self._turn.commit():
+        with Closing() as closing, self._turn.commit():
             closing.callback(self._on_close)
             closing.callback(self._coordinator.close)
             for store in self._stores.values():
@@ -494,7 +493,8 @@ class Task:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self.close()
+        with Closing(exc[1]) as closing:
+            closing.callback(self.close)
 
 
 def _encoded(part: str | bytes | None) -> bytes | None:

@@ -176,29 +176,29 @@ def write_file(path: Path, data: bytes, *, synced: bool = True, like: os.stat_re
     with suppress(FileNotFoundError):
         os.unlink(temporary)
     with create(temporary) as file:
-        if like is not None:
-            _make_alike(temporary, file.fileno(), like)
-        file.write(data)
-        if synced:
+        try:
+            if like is not None:
+                _make_alike(file.fileno(), like)
+            file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
+        except OSError:
+            os.unlink(temporary)
+            raise
     os.rename(temporary, path)
 
 
-def _make_alike(path: Path, descriptor: int, like: os.stat_result) -> None:
+def _make_alike(descriptor: int, like: os.stat_result) -> None:
     found, mode = os.fstat(descriptor), stat.S_IMODE(like.st_mode)
-    try:
-        if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid):  # some file systems refuse each change
-            try:
-                os.fchown(descriptor, like.st_uid, like.st_gid)
-            except PermissionError:
-                if found.st_uid != like.st_uid:
-                    raise
-                mode &= ~stat.S_IRWXG  # its owner is not in that group: no other group gets its rights
-        os.fchmod(descriptor, mode)
-    except OSError:
-        os.unlink(path)
-        raise
+    if (found.st_uid, found.st_gid) != (like.st_uid, like.st_gid):  # some file systems refuse each change
+        try:
+            os.fchown(descriptor, like.st_uid, like.st_gid)
+        except PermissionError:
+            if found.st_uid != like.st_uid:
+                raise
+            mode &= ~stat.S_IRWXG  # its owner is not in that group: no other group gets its rights
+    os.fchmod(descriptor, mode)
 
 
 def remove(path: Path) -> None:

@@ -1,8 +1,9 @@
 """Refuses values that fastavro would store as other values. Pure.
 
 Its writer cuts off the fraction of a number, what a date or a time has no place for, and time zones. It takes any
-object for a boolean, lets a float become infinite, drops fields that the schema lacks, and makes lists of texts and
-maps. In a union of several types it takes the first one that fits a value, or the record with the most of its fields.
+object for a boolean, bytes for a decimal, lets a float become infinite, drops fields that the schema lacks, and makes
+lists of texts and maps. In a union of several types it takes the first one that fits a value, also a date for a text,
+or the record with the most of its fields.
 """
 
 from __future__ import annotations
@@ -134,7 +135,13 @@ class Checks:
                 if not fit:
                     raise ValueError(f"{at} takes no record with the fields {', '.join(sorted(map(repr, value)))}")
             else:
-                fit = [name for name, one in named.items() if _takes(one, value)][:1]
+                fit = [name for name, one in named.items() if _takes(one, value)]
+                if len(fit) > 1 and _stands_for_another(value, named[fit[0]]):
+                    other = next((name for name in fit if not named[name].objects), None)
+                    if other is not None:
+                        kind = named[fit[0]].objects[0].__name__
+                        raise ValueError(f"{at} would become a {kind}: to store {other}, give the pair ({other!r}, …)")
+                fit = fit[:1]
                 if fit == ["float"] and "double" in members:
                     return
             if len(fit) == 1 and (found := members.get(fit[0])) is not None:
@@ -171,7 +178,9 @@ def _takes(member: _Named, value: Any) -> bool:
     """Whether a value that is no mapping fits a member of a union."""
     if isinstance(value, member.objects):
         return True
-    if isinstance(value, bool | str | None):
+    if isinstance(value, str):
+        return member.kind in ("string", "enum") or date in member.objects
+    if isinstance(value, bool | None):
         return False  # they are stored as they are
     match member.kind:
         case "int" | "long":
@@ -188,6 +197,11 @@ def _takes(member: _Named, value: Any) -> bool:
         case "array of no numbers":
             return isinstance(value, Sequence) and not isinstance(value, bytes)
     return False
+
+
+def _stands_for_another(value: Any, member: _Named) -> bool:
+    """Whether a member of a union takes a value as its own object, such as a number as a time."""
+    return bool(member.objects) and not isinstance(value, member.objects)
 
 
 def _nullable(check: Check | None) -> Check | None:
@@ -267,6 +281,8 @@ def _time(logical: str, at: str) -> Check:
     def check(value: Any) -> None:
         if (value.tzinfo is not None) != has_zone:
             raise ValueError(f"{at} takes times {'with' if has_zone else 'without'} a time zone")
+        if getattr(value, "nanosecond", 0):  # pandas' times have them
+            raise ValueError(f"{at} takes whole microseconds")
         if logical.endswith("millis") and value.microsecond % 1000:
             raise ValueError(f"{at} takes whole milliseconds")
 
@@ -278,7 +294,7 @@ def _decimal(schema: Mapping[str, Any], at: str) -> Check:
 
     def check(value: Any) -> None:
         if not isinstance(value, Decimal):
-            return
+            raise ValueError(f"{at} takes decimals, not {type(value).__name__}")
         exponent = value.as_tuple().exponent
         # a zero has no digits, but may have a large exponent
         fits = isinstance(exponent, int) and -scale <= exponent <= precision

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import InvalidError
+from statemgr.local import durable
 from statemgr.os_errors import MISTYPED, Fault, translated
 
 _HINTS = {
@@ -17,18 +18,25 @@ _HINTS = {
 
 
 def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
-    """Write a configuration file, or one that belongs to it.
+    """Write a configuration file, or one that belongs to it, as a whole or not at all.
 
     Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
     Raises: InvalidError if it exists and ``force`` is not given, or if no file can be there; DiskFull, AccessDenied,
         RetryableError.
     """
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    with (
-        translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS),
-        os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file,
-    ):
-        file.write(text)
+    with translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS):
+        if force and path.is_file():
+            durable.write_file(path.resolve(), text.encode(), like=path.stat())
+            return
+        is_new = not (force and path.exists())  # such as /dev/stdout
+        descriptor = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if is_new else 0), mode)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            if is_new:
+                path.unlink()
+            raise
 
 
 def check_replaceable(path: Path, what: str, *beginnings: bytes) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -224,6 +225,20 @@ def test_init_never_overwrites_unless_forced(run: Run) -> None:
     assert Path("job.toml").read_text() == JOB
     assert run("init", "--force").exit_code == 0
     assert Path("job.toml").read_text() != JOB
+
+
+def test_init_on_a_disk_without_room(run: Run) -> None:
+    """It leaves no part of a file, which a second run would refuse to overwrite, and the old file with `--force`."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        assert run("init", "new.toml").exit_code == 3
+        assert run("init", "--force").exit_code == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path("job.toml").read_text() == JOB
+    assert [path.name for path in Path().iterdir() if path.suffix in (".toml", ".tmp")] == ["job.toml"]
+    assert run("init", "new.toml").exit_code == 0
 
 
 def test_init_writes_an_example_whose_addresses_are_those_of_dev_up(run: Run) -> None:

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
-from statemgr.blobs.s3 import abilities
+from statemgr.blobs.s3 import abilities, copying
+from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
 from statemgr.errors import AccessDenied, InvalidError
 from statemgr.health.checks import Finding, Report, check_blobs
@@ -157,6 +158,26 @@ def test_what_is_missing_is_left_out_and_nothing_else(
         == (header == "x-amz-checksum-crc32")
         or s3.server == "moto"
     )
+    if header == "if-none-match":
+        assert not any("lifecycle rule is installed" in text for text in store.administration.fix())
+    store.close()
+
+
+@pytest.mark.parametrize("size", [1, 2 * 1024 * 1024])
+def test_a_copy_asks_for_a_free_name(
+    proxy: LackingProxy, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A copy that the server makes late, after it was repeated and published, must not bring the TTL back. A server
+    that refuses this condition gets the blob by a PUT."""
+    monkeypatch.setattr(copying, "_MOST", 1024)
+    store = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
+    assert isinstance(store, S3BlobStore)
+    store.put("orders/1/a", bytes(size), ttl_days=None)
+    assert store.copy_from(store, store.stat("orders/1/a"), "orders/1/b", ttl_days=1)
+    assert proxy.headers[-1]["if-none-match"] == "*"
+    proxy.lacks = frozenset({"if-none-match"})
+    assert not store.copy_from(store, store.stat("orders/1/a"), "orders/1/c", ttl_days=1)
+    assert not list(store.administration.unfinished("orders/1/"))
     store.close()
 
 

@@ -99,12 +99,13 @@ class S3Administration:
 
     def fix(self) -> Sequence[str]:
         """Add the lifecycle rules that are missing; the bucket's other rules stay. One expires objects with the TTL
-        tag. In a bucket that keeps versions, another one deletes those of the job's deleted blobs.
+        tag, unless a late PUT could tag a published object again. In a bucket that keeps versions, another one deletes
+        those of the job's deleted blobs.
 
         Raises: InvalidError if the server has no lifecycle rules.
         """
         place, days, done = self._place, self._ttl_days, list[str]()
-        if "Tagging" not in self._abilities.lacks:
+        if not self._abilities.lacks & {"Tagging", "IfNoneMatch"}:
             tag = {"Key": TTL_TAG, "Value": str(days)}
             which: Any = {"And": {"Prefix": place.prefix, "Tags": [tag]}} if place.prefix else {"Tag": tag}
             rule: dict[str, Any] = {"Filter": which, "Expiration": {"Days": days}}
@@ -171,7 +172,13 @@ class S3Administration:
             )
         except AccessDenied as error:
             return f"the bucket's lifecycle rules cannot be read (s3:GetLifecycleConfiguration): {error.message}"
-        if any(_covers(rule, self._place.prefix, self._ttl_days) for rule in rules):
+        is_covered = any(_covers(rule, self._place.prefix, self._ttl_days) for rule in rules)
+        if "IfNoneMatch" in self._abilities.lacks:
+            late = "without conditional PUTs (If-None-Match), an upload that arrives late tags a published blob again"
+            if is_covered:
+                return f"{late}, and a lifecycle rule of bucket {self._place.bucket} would delete it: remove this rule"
+            return f"note: {late}, so no lifecycle rule is needed here: run `statemgr gc --write` regularly"
+        if is_covered:
             return None
         return (
             f"no lifecycle rule of bucket {self._place.bucket} expires objects tagged {TTL_TAG}={self._ttl_days}: "

@@ -1,5 +1,8 @@
 """Copies objects inside a bucket, so that their bytes do not pass through this process. Touches one object of it.
 
+A copy has the condition that its name does not exist, like a PUT: one that the server makes late would otherwise put
+back the TTL of an object that its repetition made, and that was published meanwhile.
+
 Steps for an object that is too large for one request:
 
 1. begin a multipart upload, with the TTL and the encryption of the copy
@@ -29,13 +32,14 @@ _PART = 640 * _MIB
 
 
 def copy_object(
-    source: Place, source_id: str, size: int, target: Place, blob_id: str, fields: Mapping[str, Any]
+    source: Place, source_id: str, size: int, target: Place, blob_id: str, fields: Mapping[str, Any], condition: Any
 ) -> None:
     """Write a new object with the bytes of one in the same bucket.
 
     Args:
         size: bytes of the source.
         fields: those of a PUT of the copy.
+        condition: the fields of a request that makes an object only if its name is free.
 
     Raises: ClientError, outside of :func:`translated`.
     """
@@ -46,7 +50,7 @@ def copy_object(
         directives: Any = {"MetadataDirective": "REPLACE"}
         if "Tagging" in fields:
             directives["TaggingDirective"] = "REPLACE"
-        client.copy_object(**where, **origin, **directives, **fields)
+        client.copy_object(**where, **origin, **directives, **fields, **condition)
         return
     upload: Any = {**where, "UploadId": client.create_multipart_upload(**where, **fields)["UploadId"]}  # 1
     try:
@@ -55,7 +59,7 @@ def copy_object(
             piece = f"bytes={start}-{min(start + _PART, size) - 1}"
             answer = client.upload_part_copy(**upload, **origin, PartNumber=number, CopySourceRange=piece)
             parts.append({"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]})
-        client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})  # 3
+        client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)  # 3
     except BaseException:
         with suppress(StatemgrError), translated(target.bucket, blob_id):
             client.abort_multipart_upload(**upload)

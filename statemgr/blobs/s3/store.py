@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ParamValidationError
 from zlib_ng import zlib_ng
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
@@ -79,20 +79,24 @@ class S3BlobStore:
             self._without_what_lacks(send)
 
     def copy_from(self, source: BlobStore, wanted: BlobInfo, blob_id: str, *, ttl_days: int) -> bool:
-        """Within a bucket, by the server. False where it does not check what it stores, or may not copy the object."""
+        """Within a bucket, by the server. False where it does not check what it stores, may not copy the object, or
+        cannot make the copy depend on whether the name is free, as it does for a PUT."""
         if not isinstance(source, S3BlobStore) or source._bucket != self._bucket or not self.checks_uploads:
             return False
         if source._client.meta.endpoint_url != self._client.meta.endpoint_url:
             return False
         fields = {**self._ttl_fields(ttl_days), **self._encryption}
+        condition = {} if "IfNoneMatch" in self._abilities.lacks else {"IfNoneMatch": "*"}
         with translated(self._bucket, wanted.blob_id):
             try:
-                copy_object(source._place, wanted.blob_id, wanted.size, self._place, blob_id, fields)
+                copy_object(source._place, wanted.blob_id, wanted.size, self._place, blob_id, fields, condition)
             except ClientError as error:
-                # a PUT of the blob then finds out whether the server lacks tags
+                # a PUT of the blob then finds out what the server lacks
                 if code_and_status(error)[0] not in _CANNOT_COPY and not is_unsupported(error):
                     raise
                 return False
+            except ParamValidationError:
+                return False  # an SDK from before October 2025 has no such condition for copies
         return True
 
     @property

@@ -15,7 +15,6 @@ Nothing here changes which state is current: a prepared commit that is never pub
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from statemgr.errors import CorruptFile, MissingFile, RetryableError
@@ -31,7 +30,7 @@ from statemgr.ports import (
     StoreIdentity,
     StoreSnapshot,
 )
-from statemgr.services import Services
+from statemgr.services import Closing, Services
 from statemgr.stores.open_store import NO_CHANGES, FrozenStore, OpenStore
 
 #: (factory, store) pairs whose backend has to be filled again, because its changelog has a tail or is gone.
@@ -166,7 +165,7 @@ def fill(
 ) -> PreparedCommit:
     """All steps for stores that were restored in order to fill ``base.refill`` from them: for a repair, a rollback or a
     copy. Closes the stores. Raises: as :func:`prepare`."""
-    with ExitStack() as closing:
+    with Closing() as closing:
         for store in stores.values():
             closing.callback(store.close)
         frozen = freeze(services, stores, base, input_offsets)

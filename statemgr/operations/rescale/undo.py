@@ -33,7 +33,7 @@ from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, C
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.model.jobs.permissions import NO_PERMISSIONS
-from statemgr.operations.rescale.plan import changelog_key, overtaken, topic_of_generation
+from statemgr.operations.rescale.plan import changelog_key, changes_in_force, overtaken, topic_of_generation
 from statemgr.operations.rescale.publish import OfLayout, keep_blobs, newest_sequence, retiring
 from statemgr.ports import CheckpointLog, Progress
 from statemgr.services import Services
@@ -109,9 +109,12 @@ def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None, befo
         )
     if before is not None and now != before:
         raise overtaken(config)
-    if now.tasks != config.tasks:
+    # between layouts of as many tasks, only the changelogs show that an earlier command has gone back already
+    may_be_back = found is None or found[0].layout.tasks == now.tasks
+    if now.tasks != config.tasks or (may_be_back and changes_in_force(config, current)):
+        has = "the changelogs of another layout" if now.tasks == config.tasks else f"job.tasks = {config.tasks}"
         raise LayoutMismatch(
-            f"the job has {counted(now.tasks, 'task')} now, but the configuration has job.tasks = {config.tasks}",
+            f"the job has {counted(now.tasks, 'task')} now, but the configuration has {has}",
             hint="if an earlier command was interrupted, the job may be back already. "
             f"`statemgr rescale --tasks {now.tasks} --write` only writes the configuration of the current tasks, and "
             "`statemgr rescale --undo` then goes back from them",

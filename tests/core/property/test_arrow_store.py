@@ -66,7 +66,7 @@ COLUMNS: list[tuple[pa.DataType, str, st.SearchStrategy[Any], Callable[[Any], An
     (pa.binary(2), "binary", st.sampled_from([b"ab", b"\xff\0"]), bytes),
     (pa.date32(), "date", st.dates(), lambda value: value),
     (pa.timestamp("us", "UTC"), "time", MICROS, moment),
-    (pa.timestamp("ns", "Europe/Berlin"), "time", MICROS, lambda nanos: moment(nanos // 1000)),
+    (pa.timestamp("ns", "Europe/Berlin"), "time", MICROS.map((1000).__mul__), lambda nanos: moment(nanos // 1000)),
     (pa.timestamp("s", "UTC"), "time", st.integers(-(10**9), 10**9), lambda seconds: moment(seconds * 10**6)),
     (pa.timestamp("us"), "local time", MICROS, lambda micros: moment(micros).replace(tzinfo=None)),
     (pa.null(), "null", st.none(), lambda value: value),

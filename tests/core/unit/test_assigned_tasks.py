@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -15,6 +16,7 @@ from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.engine import opening
 from statemgr.errors import UnavailableError
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
+from statemgr.services import Services
 from statemgr.testing.memory_servers import MemoryServers
 from tests.kafka_jobs import wait_until
 
@@ -23,15 +25,16 @@ Member = tuple[StateManager, AssignedTasks, AssignedTask]
 
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
-    """A member with one task, which is open and has committed."""
+    """A member with one of two tasks, which is open and has committed. It opens one task at a time."""
     monkeypatch.setattr(assigned_tasks, "_REACH_S", 0.02)
+    monkeypatch.setattr(assigned_tasks, "_OPENERS", 1)
     config = {
-        "job.name": "orders", "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
+        "job.name": "orders", "job.tasks": 2, "task.inputs": ["orders"], "task.backup.factories": ["blob-store"],
         "stores.totals.value.serde": "bytes",
     }  # fmt: skip
     servers = MemoryServers(config)
     servers.open()
-    servers.broker.create("orders", 1)
+    servers.broker.create("orders", 2)
     on_disk = servers.on_disk(servers.config, "member")
     with servers.manager(on_disk, "kafka-partition") as manager:
         tasks = manager.loop(on_disk.consumer("group"), lambda task, message: None)._tasks
@@ -44,6 +47,16 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
         yield manager, tasks, owned
         tasks.shut_down(lambda: False)
     servers.close()
+
+
+def trying(tasks: AssignedTasks, condition: Callable[[], bool]) -> Callable[[], bool]:
+    """The condition, looked at in turns of a loop."""
+
+    def turn() -> bool:
+        tasks.try_again()
+        return condition()
+
+    return turn
 
 
 def _unreachable(*_: object, **__: object) -> None:
@@ -64,7 +77,7 @@ def test_a_task_that_was_given_back_fences_nobody(member: Member, monkeypatch: p
     monkeypatch.setattr(opening, "restore_task", _unreachable)
     monkeypatch.setattr(TransactionalPublisher, "fence", slow)
     tasks.open_again(owned, waits=True)
-    wait_until(lambda: len(fences) > 4)
+    wait_until(trying(tasks, lambda: len(fences) > 4))
     closing = threading.Thread(target=tasks.close, args=([0],))
     closing.start()
     closing.join(0.3)
@@ -73,8 +86,28 @@ def test_a_task_that_was_given_back_fences_nobody(member: Member, monkeypatch: p
     closing.join(30)
     assert not closing.is_alive()
     ended = len(fences)
-    threading.Event().wait(0.2)
+    tasks.try_again()
     assert len(fences) == ended
+
+
+def test_others_open_while_a_task_waits(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose blob store cannot be reached holds no thread between two tries."""
+    real, tries = opening.restore_task, list[str]()
+
+    def first_is_unreachable(services: Services, task: str, *given: Any, **more: Any) -> Any:
+        tries.append(task)
+        if task == "Partition 0":
+            _unreachable()
+        return real(services, task, *given, **more)
+
+    _, tasks, owned = member
+    monkeypatch.setattr(opening, "restore_task", first_is_unreachable)
+    tasks.open_again(owned, waits=True)
+    wait_until(trying(tasks, lambda: len(tries) > 1))
+    tasks.add([TopicPartition("orders", 1)])
+    *_, other = tasks
+    wait_until(trying(tasks, other.restored))
+    assert not owned.restored()
 
 
 def test_a_fence_that_failed_is_tried_again(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +125,7 @@ def test_a_fence_that_failed_is_tried_again(member: Member, monkeypatch: pytest.
         cut.setattr(opening, "restore_task", _unreachable)
         cut.setattr(manager, "fence_tasks", fails)
         tasks.open_again(owned, waits=True)
-        wait_until(lambda: len(tries) > 3)
-    wait_until(owned.restored)
+        wait_until(trying(tasks, lambda: len(tries) > 3))
+    wait_until(trying(tasks, owned.restored))
     assert owned.task is not None
     assert owned.task.store("totals").get(b"key") == b"1"

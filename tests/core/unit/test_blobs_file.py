@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from statemgr.blobs import file_tree
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import DiskFull, MissingBlob, RetryableError, UnavailableError
@@ -121,6 +122,43 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(DiskFull):
         calls[call]()
     assert [path for path in (tmp_path / "target").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("problem", ["exists", "full"])
+@pytest.mark.parametrize("call", ["put", "copy"])
+def test_a_late_write_takes_nothing_from_a_published_blob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, problem: str
+) -> None:
+    """A request stands still after it has seen that the name is free. Its repetition writes the blob, which is
+    published. The first one goes on, and finds the name taken or the disk full: the blob keeps no TTL, and stays."""
+    store, source = (FileBlobStore(tmp_path / name, SystemClock()) for name in ("target", "source"))
+    source.put("blob", b"x", ttl_days=None)
+    wanted = source.stat("blob")
+
+    def write() -> None:
+        if call == "put":
+            store.put("a/blob", b"x", ttl_days=1)
+        else:
+            store.copy_from(source, wanted, "a/blob", ttl_days=1)
+
+    exists = file_tree.exists
+
+    def stands_still(directory: int, name: str) -> bool:
+        found = exists(directory, name)
+        monkeypatch.setattr(file_tree, "exists", exists)
+        write()
+        store.remove_ttl("a/blob")
+        if problem == "full":
+            monkeypatch.setattr(os, "link", full)
+        return found
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(file_tree, "exists", stands_still)
+    with pytest.raises(BlobExists if problem == "exists" else DiskFull):
+        write()
+    assert store.stat("a/blob") == BlobInfo("a/blob", 1, store.stat("a/blob").modified_ms, None)
 
 
 def test_what_a_killed_delete_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
@@ -70,6 +71,31 @@ def test_a_close_that_fails_leaves_nothing_open(servers: MemoryServers, closed: 
         manager.close()
     assert all(task.closed for task in tasks)
     assert sorted(closed) == [(f"Partition {index}", name) for index in range(3) for name in "abc"]
+
+
+def test_the_first_of_several_errors_is_raised(
+    servers: MemoryServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the application, or else of the first close that fails. The errors of later closes may come from it,
+    and are in the log."""
+    close, number = OpenStore.close, count()
+
+    def fail(self: OpenStore) -> None:
+        close(self)
+        raise RetryableError(f"close {next(number)}")
+
+    monkeypatch.setattr(OpenStore, "close", fail)
+    config = servers.on_disk(servers.config, "one")
+    with pytest.raises(RetryableError, match="close 0"), servers.manager(config, "kafka-partition") as manager:
+        manager.open_task("Partition 0")
+    with (
+        pytest.raises(KeyError, match="mine"),
+        servers.manager(config, "kafka-partition") as manager,
+        manager.open_task("Partition 1"),
+    ):
+        raise KeyError("mine")
+    failed = [line.rpartition(" ")[2] for line in caplog.messages if "closing failed after another error" in line]
+    assert failed == ["1", "2", "4", "5", "3"]
 
 
 def test_a_restore_that_fails_closes_the_other_stores(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from statemgr.consumer import loop as consumer_loop
 from statemgr.errors import MissingState
 from statemgr.testing.memory_clients import MemoryGroupConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
+from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 
 PLACE = "memory:partly-revoked"
@@ -52,6 +53,7 @@ class Running:
     """A loop on a thread of its own."""
 
     def __init__(self, config: JobConfig, manager: StateManager, consumer: Member) -> None:
+        self.config, self.manager = config, manager
         self.seen: list[str] = []
         self.consumer = consumer
         self.condition = manager.metrics.health.condition
@@ -140,6 +142,35 @@ def test_the_rest_of_a_task_waits_for_the_other_partitions(
         assert isinstance(running.error, MissingState)
         assert running.error.where["topic"] == "more"
         assert len(running.seen) == 2
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_part_of_a_task_fences_nobody(
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arrives: bool
+) -> None:
+    """The partitions of a task leave this member, or arrive here, one after the other. The member that has all of them
+    opens the task, and nobody fences it while it does."""
+    consumer, fences, fence = running.consumer, list[object](), running.manager.fence_tasks
+    consumer.in_steps = consumer.by_brokers = True
+
+    def noted(tasks: Sequence[str], **options: Any) -> None:
+        fences.append(tasks)
+        fence(tasks, **options)
+
+    monkeypatch.setattr(running.manager, "fence_tasks", noted)
+    consumer.steps += [("revoke", [KEPT, TAKEN]), ("assign", [TAKEN])] if arrives else [("revoke", [TAKEN])]
+    consumer.steps.append(("assign", []))  # when it is taken, the step before has ended
+    wait_until(lambda: not consumer.steps)
+    with StateManager(with_changes(running.config, state__dir=str(tmp_path / "other"))) as other:
+        task = other.open_task("Partition 0")
+        consumer.steps += [("revoke", [TAKEN if arrives else KEPT]), ("assign", [])]
+        wait_until(lambda: not consumer.steps)
+        task.store("totals").put(b"count", b"9")
+        task.commit({"in-0": 1, "more-0": 1})
+    assert fences == []
+    consumer.steps += [("assign", [KEPT]), ("assign", [TAKEN])]
+    wait_until(lambda: fences == [["Partition 0"]])
+    assert running.error is None
 
 
 def test_an_assignment_without_a_deleted_topic(broker: MemoryBroker, running: Running) -> None:

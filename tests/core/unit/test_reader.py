@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from statemgr import JobConfig, JobReader
-from statemgr.errors import ConfigError
+from statemgr.errors import ConfigError, MissingState
 from statemgr.flows.state_diff import Pair
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.reader import PartitionReader
@@ -83,6 +84,36 @@ def test_a_store_that_the_job_does_not_have(servers: MemoryServers) -> None:
             next(reader.scan(record, record.current, "typo"))
         with pytest.raises(ConfigError, match="no store 'typo'"):
             reader.changes(Pair(record, record.current, record.current), "typo")
+
+
+def test_a_record_that_was_read_long_ago(servers: MemoryServers) -> None:
+    """Compaction has removed a key that its checkpoint had, and a day later the delete. Everything that follows the
+    checkpoint in the changelog is young again, so only the checkpoint topic shows that the key is missing."""
+    config = servers.on_disk(with_changes(servers.config, task__backup__factories=["kafka-changelog"]), "one")
+    topic = config.stores["totals"].changelog_topic
+    with (
+        JobReader(config, services=servers.services) as reader,
+        servers.manager(config, "kafka-partition") as manager,
+        manager.open_task(TASK) as task,
+    ):
+        task.store("totals").put(b"gone", b"1")
+        task.store("totals").put(b"other", b"1")
+        task.commit({"orders-0": 1})
+        record = reader.retaining()[0]
+        found = dict(chain.from_iterable(reader.scan(record, record.current, "totals")))
+        assert found == {b"gone": b"1", b"other": b"1"}
+        task.store("totals").delete(b"gone")
+        for number in range(4):
+            task.store("totals").put(b"other", b"%d" % number)
+            task.commit({"orders-0": 2 + number})
+            servers.clock.advance(25 * 3600)
+            servers.broker.compact(topic, 0)
+        task.store("totals").put(b"other", b"9")
+        task.commit({"orders-0": 9})
+        with pytest.raises(MissingState, match="is not retained"):
+            list(reader.scan(record, record.current, "totals"))
+        with pytest.raises(MissingState, match="is not retained"):
+            list(reader.changes(Pair(record, record.current, reader.retaining()[0].current), "totals"))
 
 
 @pytest.mark.parametrize("store", ["work", "parts", "content", "lock"])

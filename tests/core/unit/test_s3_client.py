@@ -47,6 +47,22 @@ def test_text_that_is_no_time_is_refused() -> None:
         parsed_time("soon")
 
 
+def test_a_bucket_without_conditions_must_have_no_rule() -> None:
+    """An upload that arrives late tags a published object again there, and a rule would delete it."""
+    rules: list[Any] = []
+    client = SimpleNamespace(
+        get_bucket_lifecycle_configuration=lambda **_: {"Rules": rules}, get_bucket_versioning=lambda **_: {}
+    )
+    abilities: Any = SimpleNamespace(lacks=frozenset({"IfNoneMatch"}), deletes_many=True, checks_uploads=lambda: True)
+    administration = S3Administration(Place(client, "bucket", ""), 7, abilities, "orders/1/")
+    assert administration.fix() == ()
+    assert [text.split(":")[0] for text in administration.probe()] == ["note"]
+    tag = {"Key": "statemgr-ttl", "Value": "7"}
+    rules.append({"Status": "Enabled", "Filter": {"Tag": tag}, "Expiration": {"Days": 7}})
+    (problem,) = administration.probe()
+    assert problem.endswith("remove this rule")
+
+
 def test_installing_a_rule_keeps_the_setting_of_the_others() -> None:
     """S3 sets the size from which rules move objects to its default if a request does not name it."""
     setting = {"TransitionDefaultMinimumObjectSize": "varies_by_storage_class"}
@@ -56,7 +72,7 @@ def test_installing_a_rule_keeps_the_setting_of_the_others() -> None:
         get_bucket_versioning=lambda **_: {},
         put_bucket_lifecycle_configuration=lambda **given: installed.update(given),
     )
-    abilities: Any = SimpleNamespace(lacks=())
+    abilities: Any = SimpleNamespace(lacks=frozenset())
     S3Administration(Place(client, "bucket", ""), 7, abilities, "orders/1/").fix()
     assert installed.items() >= setting.items()
     assert len(installed["LifecycleConfiguration"]["Rules"]) == 2
@@ -82,7 +98,7 @@ class VersionedBucket:
 
     def administration(self, job: str = "orders/1/") -> S3Administration:
         """The administration for the blobs of a job."""
-        abilities: Any = SimpleNamespace(lacks=(), deletes_many=True, checks_uploads=lambda: True)
+        abilities: Any = SimpleNamespace(lacks=frozenset(), deletes_many=True, checks_uploads=lambda: True)
         client: Any = self
         return S3Administration(Place(client, "bucket", "team/"), 7, abilities, job)
 

@@ -14,6 +14,8 @@ from uuid import UUID
 import fastavro
 import msgpack
 import pytest
+from numpy import datetime64
+from pandas import Timestamp
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
 from statemgr.serdes import Serde, avro_serde, serde
@@ -218,7 +220,6 @@ def test_values_that_do_not_fit_their_schema(value: object) -> None:
         avro_serde([FIRST]).serialize(value)
 
 
-DECIMAL = {"type": "bytes", "logicalType": "decimal"}
 #: A record with one field of its own, for unions.
 ONE_LONG = {"type": "record", "name": "S", "fields": [{"name": "y", "type": "long"}]}
 TIMESTAMP = {"type": "long", "logicalType": "timestamp-millis"}
@@ -259,6 +260,19 @@ MICROS = NOON + timedelta(microseconds=1)
         ({"type": "boolean", "logicalType": "other"}, [True], ["no"]),
         ({"type": "array", "logicalType": "other", "items": "long"}, [[1]], [[1.99]]),
         ({**ONE_LONG, "logicalType": "other"}, [{"y": 1}], [{"y": 1.99}, {"y": 1, "z": 1}]),
+        (DECIMAL, [], [b"ab", bytearray(b"ab"), 5, 1.5, "1.5"]),
+        (["null", {**DECIMAL, "type": "fixed", "name": "F", "size": 3}], [None, Decimal(1)], [b"abc", 5]),
+        ([DECIMAL, "long", "string"], [5, "5", Decimal(5)], [b"ab", ("bytes", b"ab")]),
+        ([DATE, "string"], [date(2026, 11, 27), ("string", "x"), ("string", "2026-11-27")], ["x", "2026-11-27"]),
+        ([DATE, TIMESTAMP, "null"], ["2026-11-27", 5, NOON.date(), ("long", NOON), None], [NOON]),
+        (["string", DATE], ["2026-11-27", date(2026, 11, 27), ("int", date(2026, 11, 27)), 5], []),
+        ([DATE, "long"], [date(2026, 11, 27), ("long", 5), ("int", 5)], [5]),
+        ([TIMESTAMP, "double"], [NOON, 1.5, ("double", 5)], [5]),
+        (
+            {"type": "long", "logicalType": "timestamp-micros"},
+            [Timestamp("2026-11-27T12:00:00.000001", tz="UTC")],
+            [Timestamp("2026-11-27T12:00:00.000001001", tz="UTC"), datetime64(5, "ns"), datetime64(5, "ms")],
+        ),
         ("boolean", [False, 1], ["no", None, 5]),
         (["null", "float"], [None, ("null", None), 0.5, 3e38, float("inf")], [1e300]),
         ({"type": "array", "items": "string"}, [["ab"]], ["ab", {"a": "b"}]),

@@ -30,6 +30,7 @@ from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import durable
 from statemgr.operations.gc.gc import collect_garbage
 from statemgr.operations.rescale import undo as undoing
+from statemgr.operations.rescale.plan import changes_in_force
 from statemgr.operations.rescale.rescale import Workers, rescale
 from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs, no_progress
@@ -79,6 +80,11 @@ class Job:
     def undo(self, new: JobConfig, checkpoint_id: str | None = None) -> None:
         """Go back to one task."""
         self.work(new, undoing.undo, self.servers.services, no_progress, checkpoint_id)
+
+    def in_force(self) -> JobConfig:
+        """The configuration of the current layout, as the command writes it."""
+        changes = self.work(self.config, lambda _, log: changes_in_force(self.config, log.read()))
+        return JobConfig.from_mapping(self.config.to_mapping(), changes)
 
     def current(self) -> str:
         """The ID of the task's current checkpoint."""
@@ -153,6 +159,24 @@ def test_an_undo_that_was_interrupted_is_not_undone_by_the_next_one(job: Job, *,
         job.undo(new, wanted)
     assert "rescale --tasks 1 --write" in str(raised.value.hint)
     assert job.tasks() == {1}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_interrupted_undo_between_layouts_of_as_many_tasks(job: Job, *, named: bool) -> None:
+    """The job went from one task to two and back, and returns to the first layout. The command is run again with the
+    configuration that it could not change, which has as many tasks: it does not return to the newer layout either."""
+    wanted = job.current()
+    job.rescale()
+    job.config = job.in_force()
+    job.rescale(1)
+    newest = job.in_force()
+    job.undo(newest, wanted)
+    with pytest.raises(LayoutMismatch, match="the job has 1 task now, but the configuration has the changelogs of"):
+        job.undo(newest, wanted if named else None)
+    assert {record.layout.generation for record in job.work(job.config, lambda _, log: log.read()).values()} == {4}
+    job.config = job.in_force()
+    job.undo(job.config)  # on purpose
+    assert job.current() != wanted
 
 
 def test_a_slower_rescale_to_as_many_tasks_leaves_the_changelogs_alone(job: Job, servers: MemoryServers) -> None:
