@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from statemgr.errors import InvalidError
-from statemgr.local import durable
 from statemgr.os_errors import MISTYPED, Fault, translated
 
 _HINTS = {
@@ -26,6 +25,8 @@ def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None
     """
     with translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS):
         if force and path.is_file():
+            from statemgr.local import durable  # loads RocksDB
+
             durable.write_file(path.resolve(), text.encode(), like=path.stat())
             return
         is_new = not (force and path.exists())  # such as /dev/stdout
