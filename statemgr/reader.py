@@ -37,6 +37,9 @@ from statemgr.wiring import open_services
 log = logging.getLogger(__name__)
 #: Bytes of a snapshot from which parts of it are fetched by need. Less takes about as long as ten requests.
 _WORTH = 32 * 1024 * 1024
+#: A record whose newest checkpoint was published less than this many milliseconds ago is not old: compaction keeps
+#: deletes for at least a day (``delete.retention.ms``), and half of that is left for clocks.
+_RECENT_MS = 12 * 3_600_000
 
 
 class JobReader:
@@ -265,14 +268,13 @@ class JobReader:
         TTL has those that had not expired at the time of the checkpoint.
 
         The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Needs
-        Kafka only to restore from a changelog, and then reads the checkpoint topic, because ``record`` may be old.
+        Kafka only to restore from a changelog. Then it also reads the checkpoint topic, if ``record`` may be old.
 
         Args:
             record: of the store's task, from :meth:`retaining`.
             checkpoint: one of the record's. If it does not have the store, there are no items.
 
-        Raises: ConfigError for an unknown name; MissingState if the checkpoint is not retained any more; as
-            :meth:`restore`.
+        Raises: ConfigError for an unknown name; as :meth:`restore`.
         """
         config = self.config.store(store)
         if store not in checkpoint.stores or (start is not None and end is not None and start >= end):
@@ -294,8 +296,7 @@ class JobReader:
         return find_pairs(records, before, after, all_of_them=bool(tasks))
 
     def changes(self, pair: Pair, store: str) -> Generator[KeyChange]:
-        """The keys of a store that differ between two checkpoints, in key order. Reads the checkpoint topic only to
-        restore from a changelog.
+        """The keys of a store that differ between two checkpoints, in key order. Needs Kafka as :meth:`scan` does.
 
         Raises: ConfigError for an unknown name; MissingState, MissingBlob, CorruptError if a checkpoint cannot be
             restored; UnavailableError, AccessDenied, DiskFull.
@@ -306,18 +307,29 @@ class JobReader:
     def _renewed(
         self, record: CheckpointRecord, wanted: Sequence[Checkpoint], store: str
     ) -> tuple[CheckpointRecord, list[Checkpoint]]:
-        """The record and its checkpoints as the topic has them now, if a changelog may supply one of these. An old
-        record lacks newer checkpoints, so it does not show that compaction may have removed keys, and even deletes.
+        """The record and its checkpoints, with those that the topic has now, if a changelog may supply one of these and
+        the record may be old. An old record lacks newer checkpoints, so it does not show that compaction may have
+        removed keys, and even deletes. The restore then decides by the times of the newer ones.
 
-        Raises: MissingState if a checkpoint is not retained any more.
+        Raises: MissingState if the task is not the same any more.
         """
-        replays = KAFKA_CHANGELOG in self.config.store(store).restore_factories
-        if not replays or not any(one.marker(KAFKA_CHANGELOG, store) for one in wanted):
+        published_ms = record.current.published_ms
+        if (
+            KAFKA_CHANGELOG not in self.config.store(store).restore_factories
+            or not any(one.marker(KAFKA_CHANGELOG, store) for one in wanted)
+            or (published_ms is not None and self._services.clock.time_ns() // 1_000_000 - published_ms < _RECENT_MS)
+        ):
             return record, list(wanted)
         now = self._log.read(only_settled=True).get(record.task)
-        found = [self._find(now, record.task, str(one.checkpoint_id)) for one in wanted]
-        assert now is not None
-        return now, found
+        if now is None or now.layout != record.layout:
+            raise MissingState(
+                "the job was rescaled, or has lost its checkpoints, since the checkpoints were looked up",
+                hint="begin again",
+                task=record.task,
+            )
+        known = {one.checkpoint_id: one for one in (*record.checkpoints, *now.checkpoints)}
+        newest_first = sorted(known.values(), key=lambda one: one.sequence, reverse=True)
+        return replace(now, checkpoints=tuple(newest_first)), [known[one.checkpoint_id] for one in wanted]
 
     def close(self) -> None:
         self._log.close()

@@ -130,7 +130,7 @@ class Closing(ExitStack):
         return close
 
     def __exit__(self, *error: Any) -> bool | None:
-        self._first = self._first or error[1]
+        self._first = error[1] if self._first is None else self._first
         return super().__exit__(*error)
 
 

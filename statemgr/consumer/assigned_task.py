@@ -192,16 +192,19 @@ class AssignedTask:
         if self.task is None or not self.uncommitted:
             return None
         try:
-            self._prove(self.task)
-            checkpoint = self.task.commit(self.offsets)
+            checkpoint = self._commit_proved(self.task)
         except (RetryableError, OutcomeUnknownError) as error:
             if isinstance(error, LocalStateLost) or not again():
                 raise
             self._log_repeat(self.task, error)
-            checkpoint = self.task.commit(self.offsets)
+            checkpoint = self._commit_proved(self.task)
         self.dirty, self._commit = False, None
         self._committed(self.task)
         return checkpoint
+
+    def _commit_proved(self, task: Task) -> Checkpoint:
+        self._prove(task)
+        return task.commit(self.offsets)
 
     def _committed(self, task: Task) -> None:
         """Count a commit. Says once which offsets the next one drops."""

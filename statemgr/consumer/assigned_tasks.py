@@ -88,7 +88,8 @@ class AssignedTasks:
         """Take partitions that have arrived. A task opens when it has its partition of every topic: until then another
         member may still own it, or get it, and must not be fenced."""
         for partition in partitions:
-            owned = self._owned.setdefault(partition.partition, self._new(partition.partition))
+            if (owned := self._owned.get(partition.partition)) is None:
+                owned = self._owned[partition.partition] = self._new(partition.partition)
             owned.inputs.append(self._position(owned, partition))
         arrived = sorted({partition.partition for partition in partitions})
         self._begin([owned for index in arrived if len((owned := self._owned[index]).inputs) == len(self._topics)])

@@ -97,9 +97,9 @@ class LoopStory:
     def waiting(self) -> None:
         """Say which tasks are not restored yet, or that none is assigned: after some seconds, and then rarely."""
         flush_suppressed()
-        names = [task_name(owned.index) for owned in self._tasks if owned.task is None and not owned.opening.done()]
+        closed = [owned for owned in self._tasks if owned.task is None]
         owns = any(True for _ in self._tasks)
-        if owns and not names:
+        if owns and not closed:
             self._waiting_since = None
             return
         now = self._clock.elapsed()
@@ -111,7 +111,7 @@ class LoopStory:
         # a member that has no partition because there are too few may wait forever
         self._next_line = now + (INTERVAL_S if owns else max(INTERVAL_S, waited))
         if owns:
-            self._restoring(names, waited)
+            self._restoring(closed, waited)
         else:
             self._line(
                 Event.WAITING, "%s: waits for the consumer group to assign tasks, for %.0f s now: it has more members "
@@ -119,12 +119,20 @@ class LoopStory:
                 "cannot be reached", set(), waited, seconds=round(waited, 1),
             )  # fmt: skip
 
-    def _restoring(self, names: list[str], waited: float) -> None:
-        phase = self._metrics.last_phase.get(names[0])
+    def _restoring(self, closed: list[AssignedTask], waited: float) -> None:
+        first = closed[0]
+        task = task_name(first.index)
+        phase = self._metrics.last_phase.get(task)
+        if len(first.inputs) < len(first.sources):
+            what = "its partitions of the other topics"
+        elif (unreachable := first.unreachable()) is not None:
+            what = f"another try: {unreachable}"
+        else:
+            what = waits_for(phase)
         tell(
             log, Event.WAITING, "%s: %s not restored after %.0f s; %s waits for %s",
-            self._job, counted(len(names), "task"), waited, names[0], waits_for(phase),
-            job=self._job, task=names[0], tasks=len(names), seconds=round(waited, 1), phase=phase,
+            self._job, counted(len(closed), "task"), waited, task, what,
+            job=self._job, task=task, tasks=len(closed), seconds=round(waited, 1), phase=phase,
         )  # fmt: skip
 
     def held(self, owned: AssignedTask, held: bool) -> None:

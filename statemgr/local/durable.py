@@ -175,18 +175,19 @@ def write_file(path: Path, data: bytes, *, synced: bool = True, like: os.stat_re
     temporary = path.with_name(path.name + TEMPORARY)
     with suppress(FileNotFoundError):
         os.unlink(temporary)
-    with create(temporary) as file:
-        try:
+    file = create(temporary)
+    try:
+        with file:
             if like is not None:
                 _make_alike(file.fileno(), like)
             file.write(data)
             file.flush()
             if synced:
                 os.fsync(file.fileno())
-        except OSError:
-            os.unlink(temporary)
-            raise
-    os.rename(temporary, path)
+        os.rename(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 def _make_alike(descriptor: int, like: os.stat_result) -> None:

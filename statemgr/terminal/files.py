@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -17,20 +18,22 @@ _HINTS = {
 
 
 def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None:
-    """Write a configuration file, or one that belongs to it, as a whole or not at all.
+    """Write a configuration file, or one that belongs to it, as a whole or not at all where its directory permits that.
 
     Only its owner may read it, unless ``mode`` says otherwise: people do put passwords here.
     Raises: InvalidError if it exists and ``force`` is not given, or if no file can be there; DiskFull, AccessDenied,
         RetryableError.
     """
     with translated("the file cannot be written", path, kinds=MISTYPED, hints=_HINTS):
-        if force and path.is_file():
-            from statemgr.local import durable  # loads RocksDB
-
-            durable.write_file(path.resolve(), text.encode(), like=path.stat())
+        if force:
+            path = path.resolve()  # also of a link whose target is missing
+        if is_new := not (force and path.exists()):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        elif path.is_file() and _replaced(path, text):
             return
-        is_new = not (force and path.exists())  # such as /dev/stdout
-        descriptor = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if is_new else 0), mode)
+        else:
+            flags = os.O_WRONLY | os.O_TRUNC
+        descriptor = os.open(path, flags, mode)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -38,6 +41,19 @@ def write_file(path: Path, text: str, *, force: bool, mode: int = 0o600) -> None
             if is_new:
                 path.unlink()
             raise
+
+
+def _replaced(path: Path, text: str) -> bool:
+    """Replace a file as a whole. False where only the file itself may be changed, and not its directory."""
+    from statemgr.local import durable  # loads RocksDB
+
+    try:
+        durable.write_file(path, text.encode(), like=path.stat())
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY):
+            raise
+        return False
+    return True
 
 
 def check_replaceable(path: Path, what: str, *beginnings: bytes) -> None:

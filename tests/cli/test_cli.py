@@ -227,6 +227,24 @@ def test_init_never_overwrites_unless_forced(run: Run) -> None:
     assert Path("job.toml").read_text() != JOB
 
 
+def test_init_overwrites_a_file_that_is_elsewhere(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link stays a link, also before its target exists. Where no file can be replaced, it is overwritten."""
+    Path("link.toml").symlink_to(tmp_path / "there.toml")
+    for _ in range(2):
+        assert run("init", "link.toml", "--force").exit_code == 0
+        assert Path("link.toml").is_symlink()
+        assert len((tmp_path / "there.toml").read_text()) > len(JOB)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBUSY, "it is a mount")
+
+    Path("job.toml").write_text(100 * JOB)
+    monkeypatch.setattr(os, "rename", refused)
+    assert run("init", "--force").exit_code == 0
+    assert Path("job.toml").read_text() == (tmp_path / "there.toml").read_text()
+    assert not list(Path().glob("*.tmp"))
+
+
 def test_init_on_a_disk_without_room(run: Run) -> None:
     """It leaves no part of a file, which a second run would refuse to overwrite, and the old file with `--force`."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

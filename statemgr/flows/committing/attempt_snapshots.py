@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from statemgr.errors import CorruptError, MissingError
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: A snapshot that has ended: its task and store, its seconds (None if it failed), and the class of its error.
 SnapshotEnd = tuple[str, str, float | None, str | None]
+#: Older ones are dropped if nobody takes them.
+_MOST_ENDED = 1000
 
 
 class AttemptSnapshots:
@@ -34,7 +37,7 @@ class AttemptSnapshots:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._ended = deque[SnapshotEnd]()
+        self._ended = deque[SnapshotEnd](maxlen=_MOST_ENDED)
         # a process that ends waits at most for the parts that are being uploaded
         self.worker: Worker[None] = Worker(services, "snapshot", services.config.job_name, background=True)
 
@@ -59,25 +62,29 @@ class AttemptSnapshots:
 
     def take_ended(self) -> Sequence[SnapshotEnd]:
         """The snapshots that have ended since the last call, for the metrics."""
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        found = list[SnapshotEnd]()
+        with suppress(IndexError):  # other threads may take them, too
+            while True:
+                found.append(self._ended.popleft())
+        return found
 
     def _make_and_note(self, due: PublishedChain, state_id: str) -> None:
         task, store = due.store.identity.task, due.store.identity.store
-        begun = self._services.clock.elapsed()
         try:
-            if self._make(due, state_id):
-                self._ended.append((task, store, self._services.clock.elapsed() - begun, None))
+            seconds = self._make(due, state_id)
+            if seconds is not None:
+                self._ended.append((task, store, seconds, None))
         except Exception as error:
             self._ended.append((task, store, None, type(error).__name__))
             raise
 
-    def _make(self, due: PublishedChain, state_id: str) -> bool:
-        """Steps 2 and 3. Returns: False if a later attempt has removed the state."""
+    def _make(self, due: PublishedChain, state_id: str) -> float | None:
+        """Steps 2 and 3. Returns: the seconds that they took; None if a later attempt has removed the state."""
         identity, directories = due.store.identity, due.store.directories
         identity.announce(Phase.MATERIALIZE)
         copy = directories.find(state_id)
         if copy is None:
-            return False
+            return None
         own, begun = directories.clone(copy), self._services.clock.elapsed()
         try:
             made, attempt = due.store.finished(own), self._services.ids.attempt_id()
@@ -87,8 +94,9 @@ class AttemptSnapshots:
         finally:
             directories.discard(own)
         identity.announce(Phase.MATERIALIZED)
-        tell_made(identity, made, self._services.clock.elapsed() - begun)
-        return True
+        seconds = self._services.clock.elapsed() - begun
+        tell_made(identity, made, seconds)
+        return seconds
 
 
 def overdue_stores(

@@ -111,8 +111,11 @@ def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None, befo
         raise overtaken(config)
     # between layouts of as many tasks, only the changelogs show that an earlier command has gone back already
     may_be_back = found is None or found[0].layout.tasks == now.tasks
-    if now.tasks != config.tasks or (may_be_back and changes_in_force(config, current)):
-        has = "the changelogs of another layout" if now.tasks == config.tasks else f"job.tasks = {config.tasks}"
+    changes = changes_in_force(config, current) if may_be_back else {}
+    if changes or now.tasks != config.tasks:
+        has = f"job.tasks = {config.tasks}"
+        if now.tasks == config.tasks:
+            has = f"the changelogs of another layout ({', '.join(key for key in changes if key != 'job.tasks')})"
         raise LayoutMismatch(
             f"the job has {counted(now.tasks, 'task')} now, but the configuration has {has}",
             hint="if an earlier command was interrupted, the job may be back already. "

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from statemgr.consumer.assigned_task import AssignedTask
-from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError
+from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
 from tests.blob_faults import ManualClock
 
@@ -54,6 +54,19 @@ def test_a_commit_that_cannot_begin_is_repeated() -> None:
     found, task = owned(OutcomeUnknownError("not settled"), 0.0)
     with pytest.raises(OutcomeUnknownError):
         found.start_commit()
+
+
+def test_a_commit_that_is_repeated_is_proved_again() -> None:
+    """INVARIANT 17: the first proof that no input was skipped got no answer, so nothing is known of the input."""
+    found, task = owned(OutcomeUnknownError("not settled"), 60.0)
+
+    def prove() -> None:
+        raise UnavailableError("no answer")
+
+    found.inputs.append(SimpleNamespace(source="orders-0", next=500, prove=prove))  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="no answer"):
+        found.commit_and_wait(lambda: True)
+    assert task.begun == 0
 
 
 def test_failing_commits_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

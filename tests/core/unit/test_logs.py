@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -371,12 +370,23 @@ def test_a_member_without_tasks_says_so(said: list[logging.LogRecord]) -> None:
         story.waiting()
     seconds = [as_json(one)["seconds"] for one in said]
     assert seconds == [10, 40, 80, 160, 320, 640, 1280, 2560]
-    tasks.append(SimpleNamespace(index=3, task=None, opening=Future()))
+    opening = SimpleNamespace(index=3, task=None, inputs=[1], sources=["orders-3"], unreachable=lambda: None)
+    tasks.append(opening)
     story.assigned([TopicPartition("orders", 3)])
     for _ in range(50):
         clock.sleep(1.0)
         story.waiting()
     assert "1 task not restored after 40 s; Partition 3 waits for a free thread" in said[-1].getMessage()
+    opening.unreachable = lambda: UnavailableError("the blob store does not answer")
+    for _ in range(30):
+        clock.sleep(1.0)
+        story.waiting()
+    assert "Partition 3 waits for another try: the blob store does not answer" in said[-1].getMessage()
+    opening.inputs.clear()
+    for _ in range(30):
+        clock.sleep(1.0)
+        story.waiting()
+    assert "Partition 3 waits for its partitions of the other topics" in said[-1].getMessage()
 
 
 def test_an_error_of_the_application_is_told(said: list[logging.LogRecord]) -> None:

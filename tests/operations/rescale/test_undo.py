@@ -171,7 +171,7 @@ def test_an_interrupted_undo_between_layouts_of_as_many_tasks(job: Job, *, named
     job.rescale(1)
     newest = job.in_force()
     job.undo(newest, wanted)
-    with pytest.raises(LayoutMismatch, match="the job has 1 task now, but the configuration has the changelogs of"):
+    with pytest.raises(LayoutMismatch, match=r"but the configuration has the changelogs of .* \(stores.totals.ch"):
         job.undo(newest, wanted if named else None)
     assert {record.layout.generation for record in job.work(job.config, lambda _, log: log.read()).values()} == {4}
     job.config = job.in_force()
