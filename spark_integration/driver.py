@@ -427,7 +427,7 @@ class Driver:
             next_due=plan.bound.next_due,
             attachments=plan.bound.attachments,
             schema=to_arrow(plan.schema).serialize().to_pybytes(),
-            sequence=1 + max((checkpoint.sequence for checkpoint in published.values()), default=self._epoch.sequence),
+            sequence=1 + max((self._epoch.sequence, *(checkpoint.sequence for checkpoint in published.values()))),
             time_ms=source.time_ms,
             watermark_ms=source.watermark_ms,
             previous_watermark_ms=None if before is None else before.watermark_ms,

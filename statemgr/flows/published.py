@@ -74,8 +74,8 @@ class Published:
         self.permits = tuple(permit for permit in self.permits if permit not in self.used)
         self.records.update(records)
         if len(self.records) > 1:
-            of_publish = {record.current.sequence for record in records.values()}
-            self.job_records = (self.job_records | of_publish) & sequences(self.records)
+            self.job_records |= {record.current.sequence for record in records.values()}
+        self.job_records &= sequences(self.records)
 
     def checkpoint(self, task: str) -> Checkpoint | None:
         record = self.records[task]

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,7 +168,7 @@ def check_registry(report: Report, config: JobConfig) -> None:
 def check_brokers(report: Report, config: JobConfig) -> bool:
     """Topics, a real transaction, and the clock. Returns: whether a broker answered; the rest needs one."""
     from statemgr.kafka.temporary_topic import probe_transaction
-    from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
+    from statemgr.kafka.topics import BROKER_TIMES, TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
     from statemgr.local.machine import SystemClock, system_ids
 
     specs = [checkpoint_topic_spec(config), *changelog_topic_specs(config)]
@@ -180,6 +180,13 @@ def check_brokers(report: Report, config: JobConfig) -> bool:
             report.problem("topics", f"{problem.topic}: {problem.message}", problem.fix_command)
         if not problems:
             report.ok("topics", ", ".join(spec.name for spec in specs))
+        if len(specs) > 1:  # only changelogs need the times
+            for found in admin.check([replace(specs[0], config=BROKER_TIMES, never={})]):
+                if found.settings:
+                    detail = (
+                        f"{found.topic}: {found.message} for a changelog to supply the state of an older checkpoint"
+                    )
+                    report.note("topics", detail, found.fix_command)
         reached = True
         _check_outputs(report, config, admin)
     if reached:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
@@ -38,6 +40,9 @@ MAX_MESSAGE_BYTES = 1_048_588
 #: A broker that was out of sync must not become the leader: it would silently take back what was acknowledged. Some
 #: services do not have the setting.
 _UNCLEAN = {"unclean.leader.election.enable": ("true", "false")}
+#: The broker's clock says when a checkpoint was published, for :mod:`statemgr.backends.changelog` to know what
+#: compaction may have removed since.
+BROKER_TIMES = {"message.timestamp.type": "LogAppendTime"}
 #: Seconds between two questions of a watch for the topic's ID.
 _EVERY_S = 5.0
 
@@ -93,7 +98,7 @@ def checkpoint_topic_spec(config: JobConfig) -> TopicSpec:
             "delete.retention.ms": str(DELETE_RETENTION_MS),
         },
         at_least=("max.message.bytes", "delete.retention.ms"),
-        created_with={**config.topic_settings, "message.timestamp.type": "LogAppendTime"},
+        created_with={**config.topic_settings, **BROKER_TIMES},
         never=_UNCLEAN,
     )
 
@@ -158,6 +163,18 @@ class TopicAdmin(TopicMetadata):
                         raise
         self.wait_for([spec.name for spec in missing])
         return created
+
+    def set(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a topic; the others stay. Raises: UnavailableError, AccessDenied, InvalidError."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.ask(
+            "changing a topic's settings",
+            lambda: self.client.incremental_alter_configs([resource], request_timeout=REQUEST_S),
+            topic=topic,
+        )
 
     def delete(self, topic: str) -> None:
         """Delete a topic; a missing one is no error. Raises: UnavailableError, AccessDenied."""
@@ -245,14 +262,20 @@ class TopicAdmin(TopicMetadata):
         wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, settings.get(name))}
         wrong |= {name: value for name, (bad, value) in spec.never.items() if settings.get(name) == bad}
         if wrong:
-            changes = ",".join(f"{name}={value}" for name, value in wrong.items())
             yield TopicProblem(
                 spec.name,
                 ", ".join(f"{name} is {settings.get(name)} and must be {value}" for name, value in wrong.items()),
-                f"kafka-configs.sh --bootstrap-server {self._servers} --alter --entity-type topics "
-                f"--entity-name {spec.name} --add-config {changes}",
+                f"kafka-configs.sh {self.altering(spec.name, wrong)}",
                 tuple(wrong),
             )
+
+    def altering(self, topic: str, settings: Mapping[str, str]) -> str:
+        """What to give to ``kafka-configs.sh`` to change settings of a topic."""
+        changes = ",".join(f"{name}={value}" for name, value in settings.items())
+        return (
+            f"--bootstrap-server {self._servers} --alter --entity-type topics --entity-name {topic} "
+            f"--add-config {changes}"
+        )
 
 
 def _suits(spec: TopicSpec, name: str, found: str | None) -> bool:
@@ -273,7 +296,9 @@ def newest_lost(topic: str, what: str) -> MissingState:
         f"the checkpoint topic has lost its newest records while this owner was running: {what}. A broker without "
         "these records has become the leader",
         hint="bring a broker back that has the records. If none has them, start the job again: it continues from an "
-        "older checkpoint, and sends output again that it has sent since",
+        "older checkpoint, and sends output again that it has sent since. On Spark, first run `statemgr topics repair "
+        "--write --allow-older-checkpoints` and set task.checkpoint.topic: otherwise the new output has sequence "
+        "numbers that sinks skip",
         topic=topic,
     )
 

@@ -106,7 +106,7 @@ def command(
         if write:
             try:
                 with call.progress() as progress:
-                    copied = copy(source, target, log, tasks, progress)
+                    copied = copy(source, target, log, tasks, progress, exported=export is not None)
             except (MissingError, CorruptError):
                 if reader is not None:
                     check_retained(reader.records(), tasks)

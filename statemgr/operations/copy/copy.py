@@ -50,9 +50,17 @@ class Copied:
 
 
 def copy(
-    source: Services, target: Services, log: CheckpointLog, tasks: Sequence[TaskCopy], progress: Progress
+    source: Services,
+    target: Services,
+    log: CheckpointLog,
+    tasks: Sequence[TaskCopy],
+    progress: Progress,
+    *,
+    exported: bool = False,
 ) -> Copied:
     """Copy what :func:`statemgr.operations.copy.look.look` has described, and publish it.
+
+    ``exported``: the checkpoints are those of an export, after which the job may have gone on.
 
     Raises: InvalidError if the new job has state meanwhile; MissingState, CorruptError if nothing can supply a store;
         FencedError; RetryableError, AccessDenied, DiskFull; OutcomeUnknownError: the topic says whether it was
@@ -70,6 +78,8 @@ def copy(
         published.permits = ()  # they are for the first opening
         outputs = [one.checkpoint.output_sequence for one in tasks if one.checkpoint.attachments]
         published.sequence = max(outputs, default=0)  # the next output has the next number
+        if exported:  # outputs may have the numbers of later checkpoints, and skip these
+            published.sequence = max(published.sequence, target.clock.time_ns() // 1_000_000)
         published.serdes = common_serdes(one.checkpoint for one in tasks)
         attempt = target.ids.attempt_id()  # its age limits the time of the copy
         copying = _Copying(source, target, published, attempt, progress)

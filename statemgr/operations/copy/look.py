@@ -24,6 +24,7 @@ from statemgr.flows.opening.opening_checks import was_published_here
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import source_topic, task_index, task_name
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.keys.partitioners import is_by_input
 from statemgr.operations.copy.blobs import published_blob
 from statemgr.ports import CheckpointLog
 from statemgr.services import Services
@@ -143,33 +144,45 @@ def check_retained(records: Mapping[str, CheckpointRecord], tasks: Sequence[Task
 
 
 def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[str, int]) -> list[TaskCopy]:
-    """The same copies with other input offsets (source partition → offset): the input is in another cluster.
+    """The same copies with other input offsets (source partition → offset): the input is in another cluster, where its
+    topics may have other names. Then the offsets of topics that the new job does not read are left out.
 
     Raises: InvalidError if no task has such an input, if a topic would have offsets of both clusters, if the new
         cluster does not have them, or for a job on Spark; UnavailableError, AccessDenied.
     """
-    known = {source for one in tasks for source in one.checkpoint.input_offsets}
-    if unknown := sorted(inputs.keys() - known):
+    own = {one.record.task: set(one.checkpoint.input_offsets) for one in tasks}
+    known = set().union(*own.values())
+    for one in tasks:
+        if is_by_input(one.record.layout.partitioner):
+            new = {f"{topic}-{task_index(one.record.task)}" for topic in target.config.inputs}
+            own[one.record.task] |= new - known
+    possible = set().union(*own.values())
+    if unknown := sorted(inputs.keys() - possible):
         raise InvalidError(
             f"no checkpoint has an offset of {unknown[0]}",
-            hint=f"leave it out: a partition without an offset begins as task.input.start says. The others are "
-            f"{_listed(known)}",
+            hint="if its topic has another name in the new cluster, add it to task.inputs of the new job. The offsets "
+            f"that can be given are those of {_listed(possible)}",
             source=unknown[0],
         )
     topics = {source_topic(source) for source in inputs}
-    if missing := sorted(source for source in known - inputs.keys() if source_topic(source) in topics):
+    if missing := sorted(source for source in possible - inputs.keys() if source_topic(source) in topics):
         raise InvalidError(
             f"there is no offset for {missing[0]}, but there are some for its topic",
             hint="give an offset for each partition: the old ones are those of another topic",
             source=missing[0],
         )
-    moved = [_beginning_at(one, inputs, topics) for one in tasks]
+    stay = {source_topic(source) for source in known}
+    if inputs.keys() - known:  # a topic has another name
+        stay &= set(target.config.inputs)
+    given = {task: {source: inputs[source] for source in sources & inputs.keys()} for task, sources in own.items()}
+    moved = [_beginning_at(one, given[one.record.task], stay | topics) for one in tasks]
     for problem in missing_input(target.config, target.clock, inputs, {}):
         raise InvalidError(f"the new job cannot begin there: {problem}", hint="name offsets of the new cluster")
     return moved
 
 
-def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], topics: Collection[str | None]) -> TaskCopy:
+def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], stay: Collection[str | None]) -> TaskCopy:
+    """``inputs``: those of the task. ``stay``: the topics whose offsets are not left out."""
     checkpoint = one.checkpoint
     if checkpoint.batch is not None:
         raise InvalidError(
@@ -177,8 +190,9 @@ def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], topics: Collection[s
             hint="leave out `statemgr copy --input`",
             task=one.record.task,
         )
-    offsets = {source: inputs.get(source, offset) for source, offset in checkpoint.input_offsets.items()}
-    ids = {topic: topic_id for topic, topic_id in checkpoint.input_topic_ids.items() if topic not in topics}
+    offsets = {s: offset for s, offset in {**checkpoint.input_offsets, **inputs}.items() if source_topic(s) in stay}
+    same = {source_topic(source) for source in offsets.keys() - inputs.keys()}
+    ids = {topic: topic_id for topic, topic_id in checkpoint.input_topic_ids.items() if topic in same}
     moved = replace(checkpoint, input_offsets=offsets, input_topic_ids=ids)
     checkpoints = tuple(moved if other is checkpoint else other for other in one.record.checkpoints)
     return replace(one, record=replace(one.record, checkpoints=checkpoints), checkpoint=moved)

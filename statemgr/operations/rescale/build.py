@@ -46,6 +46,8 @@ from statemgr.ports import Moment, TopicInfo
 #: Notes of a unit: its new stores; that they were read again; and the answer of another machine that has built it.
 _MADE, _CHECKED, _ANSWER = "made.note", "checked.note", "answer.note"
 _NOTE_SIZE = 64 * 1024 * 1024
+#: The errors of a note that is not there, is damaged, or is that of another version.
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, CorruptError)
 
 
 class Build:
@@ -230,7 +232,7 @@ class Build:
         directory, stores = self._directory(unit), self._workshop.new_stores
         try:
             found = answered(unit, directory, durable.read_note(directory / _ANSWER, _NOTE_SIZE))
-        except (OSError, ValueError, KeyError, TypeError):
+        except _UNUSABLE:
             return None
         return found if all(stores.is_usable(one.stored, changelog) for one in found.stores.values()) else None
 
@@ -297,8 +299,8 @@ class Build:
         note, stores = self._directory(unit) / f"stored-{task}.note", self._workshop.new_stores
         try:
             stored = StoredStore.from_json(durable.read_note(note, _NOTE_SIZE))
-        except (OSError, ValueError, KeyError, TypeError, CorruptError):
-            stored = None  # also a note of another version
+        except _UNUSABLE:
+            stored = None
         if stored is not None and stores.is_usable(stored, changelog):
             return stored
         subject, job = f"{task_name(task)}/{unit.store}", self._workshop.new.config.job_key

@@ -100,7 +100,8 @@ def answer(built: BuiltUnit) -> str:
 
 
 def answered(unit: Unit, directory: Path, told: Mapping[str, Any]) -> BuiltUnit:
-    """A unit that was built elsewhere: no store is in its directory. Raises: ValueError, KeyError, TypeError."""
+    """A unit that was built elsewhere: no store is in its directory. Raises: ValueError, KeyError, TypeError,
+    CorruptRecord (the answer of another version)."""
     stores = {
         task: NewStore(None, told["stores"][str(task)]["size"], StoredStore.from_json(told["stores"][str(task)]))
         for task in unit.tasks

@@ -24,9 +24,9 @@ def retiring(services: Services, layout: Layout) -> tuple[bytes, bytes]:
     return made.key, made.value
 
 
-def newest_sequence(records: Mapping[str, CheckpointRecord]) -> int:
-    """The highest sequence number of the current checkpoints."""
-    return max(record.current.sequence for record in records.values())
+def newest_sequence(log: CheckpointLog, records: Mapping[str, CheckpointRecord]) -> int:
+    """The highest sequence number of the current layout, as of the last read. ``records``: its checkpoints."""
+    return max((*log.job_records(), *(record.current.sequence for record in records.values())))
 
 
 def keep_blobs(services: Services, left: Mapping[str, CheckpointRecord]) -> None:

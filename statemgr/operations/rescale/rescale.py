@@ -137,7 +137,7 @@ def rescale(
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.records.values()))
             names = [task_name(number) for number in range(tasks)]
             owner.published = published = Published(dict.fromkeys(names), epoch, plan.after)
-            published.sequence = newest_sequence(plan.records)
+            published.sequence = newest_sequence(log, plan.records)
             published.along = (retiring(new, plan.before),)
             published.serdes = common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, {}, plan.records)

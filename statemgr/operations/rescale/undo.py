@@ -162,7 +162,7 @@ def undo(
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
             owner.published = published = Published(dict(plan.records), epoch, plan.after)
-            published.sequence = newest_sequence(plan.current)
+            published.sequence = newest_sequence(log, plan.current)
             old_keys = log.record_keys(plan.retired.layout.generation)
             deletes = ((key, None) for key in (*old_keys, plan.retired.key))
             published.along = (retiring(new, plan.before), *deletes)

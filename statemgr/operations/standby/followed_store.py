@@ -14,7 +14,7 @@ from statemgr.errors import MissingState, StatemgrError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.operations.standby.standby import Followed, Follower
+from statemgr.operations.standby.standby import Follower
 from statemgr.ports import LocalStore, no_progress
 from statemgr.services import Services
 from statemgr.stores.expiry import as_published
@@ -65,6 +65,8 @@ class FollowedStore:
         self._store = store
         self._lock = threading.RLock()
         self._refreshed_s: float | None = None
+        #: The layout of the copies.
+        self._generation: int | None = None
         self._copies: dict[str, _Copy] = {}
         with ExitStack() as undo:
             self._services = services(config)
@@ -85,7 +87,8 @@ class FollowedStore:
         seconds.
 
         Raises: MissingState (no checkpoint yet), MissingBlob, CorruptError, UnavailableError, AccessDenied, DiskFull.
-            The copy then stays as it is for the tasks that failed.
+            The copy then stays as it is for the tasks that failed, and for all of them if the job was rescaled: keys
+            have moved between tasks.
         """
         with self._lock:
             now_s = self._services.clock.monotonic()
@@ -132,32 +135,49 @@ class FollowedStore:
         self.close()
 
     def _turn(self) -> MissingState | None:
-        """Follow every task. Returns: an error if a directory was removed meanwhile, which the next turn fetches again.
+        """Follow every task. Copies of another layout replace all others at once, when all of them are open.
 
+        Returns: an error if a directory was removed meanwhile, or the job was rescaled: the next turn fetches again.
         Raises: as :meth:`refresh`.
         """
         vanished: MissingState | None = None
         turn = self._follower.turn()
+        if not self._copies:
+            self._generation = self._follower.generation
         errors: list[StatemgrError] = [
             self._follower.unknown(str(followed.task)) for followed in turn if followed.waits
         ]
         errors += [followed.error for followed in turn if followed.error is not None]
-        unopened = {followed.task for followed in turn if followed.task is not None}
+        unopened = {followed.task for followed in turn if followed.task is not None and followed.error is None}
+        of_new_layout: dict[str, _Copy] = {}
         try:
             for followed in turn:
+                task, checkpoint = followed.task, followed.checkpoint
+                if followed.error is not None or task is None or checkpoint is None:
+                    continue
                 try:
-                    self._open(followed)
+                    if followed.generation == self._generation:
+                        self._replace(task, self._opened(task, checkpoint, self._copies.get(task)))
+                        unopened.discard(task)
+                    else:
+                        of_new_layout[task] = self._opened(task, checkpoint, None)
+                        if followed.generation != self._follower.generation:
+                            raise MissingState("the job was rescaled in the meantime", job=self._config.job_name)
                 except MissingState as error:
                     vanished = error
                 except StatemgrError as error:
                     errors.append(error)
-                else:
-                    unopened.discard(followed.task or "")
+            if of_new_layout:
+                unopened = set(self._follower.there)  # the next turn has all of them again
+                if vanished is None and of_new_layout.keys() == unopened:
+                    of_new_layout, self._copies = self._copies, of_new_layout
+                    self._generation = self._follower.generation
+                    unopened.clear()
         finally:
-            for task in unopened:
-                self._follower.forget(task)
-        for task in self._copies.keys() - self._follower.there:
-            self._discard(task, self._copies.pop(task))  # a rescale has retired it
+            for task, copy in of_new_layout.items():
+                self._discard(task, copy)
+            for name in unopened:
+                self._follower.forget(name)
         if errors:
             raise errors[0]
         if not self._follower.there:
@@ -169,30 +189,29 @@ class FollowedStore:
             )
         return vanished
 
-    def _open(self, followed: Followed) -> None:
-        task, checkpoint = followed.task, followed.checkpoint
-        if followed.error is not None or task is None or checkpoint is None:
-            return
+    def _opened(self, task: str, checkpoint: Checkpoint, before: _Copy | None) -> _Copy:
+        """``before``: the copy that this one replaces, if they may share what is open."""
         state_id = checkpoint.stores.get(self._store)
-        before = self._copies.get(task)
         if before is not None and before.state_id == state_id:
-            self._copies[task] = _Copy(checkpoint, state_id, before.live, before.local)
-            return
-        copy = _Copy(checkpoint, None)
-        if state_id is not None:
-            directories = self._services.directories(task, self._store)
-            committed = directories.find(state_id)
-            if committed is None:
-                raise MissingState("another process has removed the local copy", task=task, store=self._store)
-            live = directories.clone(committed)
-            config = self._config.stores[self._store]
-            try:
-                copy = _Copy(checkpoint, state_id, live, open_snapshot(config.type, live, config.rocksdb))
-            except BaseException:
-                directories.discard(live)
-                raise
+            return _Copy(checkpoint, state_id, before.live, before.local)
+        if state_id is None:
+            return _Copy(checkpoint, None)
+        directories = self._services.directories(task, self._store)
+        committed = directories.find(state_id)
+        if committed is None:
+            raise MissingState("another process has removed the local copy", task=task, store=self._store)
+        live = directories.clone(committed)
+        config = self._config.stores[self._store]
+        try:
+            return _Copy(checkpoint, state_id, live, open_snapshot(config.type, live, config.rocksdb))
+        except BaseException:
+            directories.discard(live)
+            raise
+
+    def _replace(self, task: str, copy: _Copy) -> None:
+        before = self._copies.get(task)
         self._copies[task] = copy
-        if before is not None:
+        if before is not None and before.local is not copy.local:
             self._discard(task, before)
 
     def _discard(self, task: str, copy: _Copy) -> None:

@@ -44,7 +44,8 @@ class Followed:
     """The result of a turn for one task: its checkpoint, how each store was restored, or the error.
 
     ``task``: None for an error that is not about one. ``checkpoint``: None if the topic has none of the task.
-    ``seconds``: wall time.
+    ``seconds``: wall time. ``generation``: of the layout that the checkpoint is in, which may be newer than that of the
+    turn.
     """
 
     task: str | None
@@ -52,6 +53,7 @@ class Followed:
     stores: tuple[StoreRestore, ...] = ()
     seconds: float = 0.0
     error: StatemgrError | None = None
+    generation: int = 0
 
     @property
     def waits(self) -> bool:
@@ -68,6 +70,7 @@ class Follower:
 
     Attributes:
         there: the tasks with a checkpoint, as of the last turn.
+        generation: of the layout that they are in.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Follower:
         only_settled: bool = False,
     ) -> None:
         self.there: Collection[str] = ()
+        self.generation = 0
         self._stores = stores or services.config.stores.keys()
         self._only_settled = only_settled
         self._services = services
@@ -100,6 +104,7 @@ class Follower:
         as_of = moment(self._services.clock)
         records = self._log.read(self._tasks or None, only_settled=self._only_settled)  # 1
         self.there = tuple(records)
+        self.generation = max((record.layout.generation for record in records.values()), default=0)
         due = sorted((task for task, record in records.items() if self._due(task, record)), key=task_index)
         missing = [
             Followed(task, None, error=self.unknown(task) if task in self._here else None)
@@ -158,7 +163,8 @@ class Follower:
             if before == current.checkpoint_id and all(store.factory == "local" for store in stores):
                 return None
             self._tidy(task, current)  # 5
-            return Followed(task, current, tuple(stores), self._services.clock.monotonic() - started)
+            seconds = self._services.clock.monotonic() - started
+            return Followed(task, current, tuple(stores), seconds, generation=record.layout.generation)
         return Followed(task, current, (), self._services.clock.monotonic() - started, failure)
 
     def _bring(self, task: str, record: CheckpointRecord, as_of: Moment) -> list[StoreRestore]:

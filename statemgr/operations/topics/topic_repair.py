@@ -1,7 +1,10 @@
 """Copies the valid records of a checkpoint topic to a new topic, and lists the records that it leaves out.
 
 It reads committed records only, and keeps their order, keys, values and deletes. The copy is one transaction, so the
-new topic has all of it or nothing.
+new topic has all of it or nothing. The broker gives times of publication only to later records.
+
+If tasks may go back, the copy ends with a job record that no task refers to. It raises the sequence number of the next
+publish of all tasks above those that lost records have used: outputs skip a number that they have.
 
 Steps of :func:`look`:
 
@@ -22,16 +25,17 @@ from dataclasses import dataclass, replace
 from confluent_kafka import Message
 
 from statemgr.config import JobConfig
-from statemgr.errors import ConfigError, CorruptError, InvalidError, PermissionNeeded
+from statemgr.errors import ConfigError, CorruptError, InvalidError, PermissionNeeded, StatemgrError
 from statemgr.ids import task_index
 from statemgr.kafka.checkpoint_assembly import PARTITION, Assembly, Track, TrackId
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.kafka.reader import PartitionReader, offset_of
-from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
+from statemgr.kafka.topics import BROKER_TIMES, TopicAdmin, TopicSpec, checkpoint_topic_spec
 from statemgr.kafka.transactions.publisher import publish_alone
 from statemgr.logs import counted
 from statemgr.model import codecs
-from statemgr.model.checkpoint import CheckpointKey, with_version_one
+from statemgr.model.checkpoint import CheckpointKey, CheckpointRecord, with_version_one
+from statemgr.model.checkpoint_records import JobCheckpoint, publish_of
 from statemgr.model.jobs.adopted_job import decode_adopted_job, is_adopted_job
 from statemgr.model.jobs.layouts import decode_retired_layout, is_retired_layout
 from statemgr.model.jobs.offers import decode_offer, is_offer
@@ -107,33 +111,49 @@ def check_target(config: JobConfig, clock: Clock) -> None:
             return
         # what an interrupted copy has written may be in a transaction that is still open
         _refuse_records(config, clock, only_settled=True)
-        admin.verify([checkpoint_topic_spec(config)])
+        admin.verify([_copy_spec(config)])
+
+
+def _copy_spec(config: JobConfig) -> TopicSpec:
+    """What the new topic must have while records are copied: with the broker's time of the copy, old checkpoints would
+    look young."""
+    spec, own = checkpoint_topic_spec(config), dict.fromkeys(BROKER_TIMES, "CreateTime")
+    never = {name: (value, own[name]) for name, value in BROKER_TIMES.items()}
+    return replace(spec, created_with={**spec.created_with, **own}, never={**spec.never, **never})
 
 
 def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: bool = False) -> Repaired:
-    """Copy the valid records to ``target``, which is created if missing and must be empty. Check it with
-    :func:`check_target`, and fence owners first.
+    """Copy the valid records to ``target``, which is created if missing. Fence owners first.
 
     Args:
         allow_older: also if tasks then continue at older checkpoints.
 
-    Raises: PermissionNeeded; InvalidError if the target has records; UnavailableError, AccessDenied.
+    Raises: PermissionNeeded; as :func:`check_target`.
     """
     new = target_config(config, target)
-    result, valid = _sort(config, clock)
+    result, valid, found = _sort(config, clock)
     if not allow_older:
         result.refuse_older()
-    # keep the records' own times: with the broker's time of the copy, old checkpoints would look young
-    spec = replace(checkpoint_topic_spec(new), created_with=config.topic_settings)
-    with TopicAdmin(new, clock) as admin:
-        admin.create_missing([spec])
-        admin.verify([spec])
+    last = found.numbered(clock.time_ns() // 1_000_000) if allow_older else None
 
     def records() -> Iterator[tuple[bytes | None, bytes | None]]:
         _refuse_records(new, clock)  # an interrupted copy has ended by now, and has left no committed record
         yield from ((message.key(), message.value()) for message in valid)
+        if last is not None:
+            yield last
 
-    publish_alone(config, clock, "repair", target, records())
+    check_target(new, clock)
+    with TopicAdmin(new, clock) as admin:
+        admin.create_missing([_copy_spec(new)])
+        publish_alone(config, clock, "repair", target, records())
+        try:
+            admin.set(target, BROKER_TIMES)
+        except StatemgrError as error:
+            error.hint = (
+                f"the records are copied: run kafka-configs.sh {admin.altering(target, BROKER_TIMES)}, then set "
+            )
+            error.hint += f"task.checkpoint.topic = {target}"
+            raise
     return result
 
 
@@ -147,8 +167,8 @@ def _refuse_records(config: JobConfig, clock: Clock, *, only_settled: bool = Fal
         )
 
 
-def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
-    """All steps. Returns: the report, and the records to copy."""
+def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message], _Checkpoints]:
+    """All steps. Returns: the report, the records to copy, and the checkpoints that are left."""
     valid: list[Message] = []
     bad: list[tuple[Message, str]] = []
     for message in _records(config, clock, config.checkpoint_topic):  # 1
@@ -166,7 +186,7 @@ def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message]]:
     left_out = tuple(
         LeftOut(offset_of(message), found.name(message), why, found.then(message)) for message, why in bad
     )  # 4
-    return Repaired(len(valid), left_out, found.tasks(damaged)), valid
+    return Repaired(len(valid), left_out, found.tasks(damaged)), valid, found
 
 
 class _Checkpoints:
@@ -255,18 +275,29 @@ class _Checkpoints:
             return "an unknown task may go back" if of_this_kind else None
         if not at.task or (at.version == 1 and message.value() is None):
             return None
-        newest = self._tracks.get(at._replace(version=2))
-        jobs = self._jobs(at)
-        there = jobs.sequences() if jobs is not None else frozenset[int]()
-        record = with_version_one(
-            None if newest is None else self._assembly.record(newest, jobs, there),
-            self._assembly.version_one(self._tracks.get(at._replace(version=1))),
-        )
+        version_one = self._assembly.version_one(self._tracks.get(at._replace(version=1)))
+        record = with_version_one(self._newest(at._replace(version=2)), version_one)
         if record is None:
             return f"{at.task} has no checkpoint left"
         if record.offset is not None and record.offset > offset_of(message):
             return None
         return f"{at.task} goes back to checkpoint {record.current.checkpoint_id} (sequence {record.current.sequence})"
+
+    def numbered(self, sequence: int) -> tuple[bytes, bytes] | None:
+        """A job record with this sequence number and the content of a current checkpoint, in the newest layout; None if
+        there is no checkpoint."""
+        found = {at: record for at in self._tracks if at.task and at.version != 1 and (record := self._newest(at))}
+        if not found:
+            return None
+        record = found[max(found)]
+        key = CheckpointKey(record.job_name, record.job_id, record.layout.generation, "", 2, sequence)
+        publish = replace(publish_of(record.current), sequence=sequence)
+        return codecs.encode_job(key, JobCheckpoint(record.layout, publish))
+
+    def _newest(self, at: TrackId) -> CheckpointRecord | None:
+        track, jobs = self._tracks.get(at), self._jobs(at)
+        there = jobs.sequences() if jobs is not None else frozenset[int]()
+        return None if track is None else self._assembly.record(track, jobs, there)
 
     def _jobs(self, at: TrackId) -> Track | None:
         return self._tracks.get(TrackId(at.generation, "", 2))

@@ -16,6 +16,7 @@ from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
 from statemgr.errors import MissingState
+from statemgr.ids import task_name
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.operations.copy.exported import decode_export, export
 from statemgr.reader import JobReader
@@ -135,6 +136,7 @@ def test_blobs_that_are_gone_since_the_export(kafka: KafkaServer, tmp_path: Path
     ("inputs", "status", "text"),
     [
         (("orders-1=5",), 2, "no checkpoint has an offset of orders-1"),
+        (("src.orders-0=5",), 2, "add it to task.inputs of the new job"),
         (("orders-0=-5",), 2, "give TOPIC-PARTITION=OFFSET"),
         (("orders=5",), 2, "is not a source partition"),
         (("more-0=5",), 2, "there is no offset for more-1"),
@@ -159,6 +161,46 @@ def test_offsets_that_cannot_be(
     assert failed.exit_code == status, failed.output
     assert text.replace("orders", topic) in failed.stderr
     check_nothing_was_published(target)
+
+
+def test_the_topics_have_other_names_in_the_new_cluster(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """As MirrorMaker 2 names them. Each task begins at the offset of its partition, and what the new job does not read
+    is left out. A partition without an offset would begin at its first one, so all are needed."""
+    source = job(kafka, tmp_path, backup=("blob-store",), tasks=2)
+    for number in range(2):
+        offsets = {f"orders-{number}": 7, f"rates-{number}": 8, f"old-{number}": 9}
+        commit(source, {b"a": b"1"}, offsets, task_name(number))
+    run(source, "export", "export.jsonl")
+    target = new_job(source, tmp_path, task__inputs=["src.orders", "rates"])
+    failed = run(source, "copy", "--input", "src.orders-0=3", to=target)
+    assert failed.exit_code == 2
+    assert "there is no offset for src.orders-1" in failed.stderr
+    done = run(source, "copy", "--input", "src.orders-0=3", "--input", "src.orders-1=4", "--write", to=target)
+    assert done.exit_code == 0, done.output
+    with JobReader(target) as reader:
+        assert [record.current.input_offsets for record in reader.records().values()] == [
+            {"src.orders-0": 3, "rates-0": 8},
+            {"src.orders-1": 4, "rates-1": 8},
+        ]
+
+
+def test_a_query_has_gone_on_since_the_export(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Its outputs have sequence numbers beyond those of the export, and skip what has a lower one."""
+    source = job(kafka, tmp_path, backup=("blob-store",))
+
+    def published(config: JobConfig, number: int) -> int:
+        with StateManager(config, "spark-hash(string)") as driver:
+            rows = {"output-0": b"rows"}
+            prepared = attempt(config, driver.acquire(), TASK, {b"a": b"1"}, number, attachments=rows)
+            (made,) = driver.publish([prepared], MicroBatch("query", number, "{}", "{}")).values()
+            return made.output_sequence
+
+    published(source, 0)
+    run(source, "export", "export.jsonl")
+    delivered = [published(source, number) for number in (1, 2, 3)]
+    target = new_job(source, tmp_path)
+    assert run(source, "copy", "--write", to=target).exit_code == 0
+    assert published(target, 1) > max(delivered)
 
 
 def test_spark_has_its_offsets_in_the_batch(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:

@@ -14,7 +14,7 @@ from click.testing import Result
 from statemgr import JobConfig, StateManager
 from statemgr.errors import FencedError, InvalidError, OutcomeUnknownError, RetryableError
 from statemgr.ids import task_name
-from statemgr.local import bulk_writer
+from statemgr.local import bulk_writer, durable
 from statemgr.model.checkpoint import ChangelogMarker
 from statemgr.operations.rescale.catch_up import CatchUp
 from statemgr.operations.rescale.changelog import fenced_partition
@@ -139,6 +139,21 @@ def test_a_driver_that_died_continues(
     assert Phase.CATCH_UP in steps
     assert {Phase.SPLIT, Phase.STORE}.isdisjoint(steps)
     check(written(tmp_path), {**state, **late}, tmp_path / "other")
+
+
+def test_answers_of_another_version(kafka: KafkaServer, tmp_path: Path) -> None:
+    """A driver of a version that cannot read what other machines have answered an earlier one orders it again."""
+    config, state = job(kafka, tmp_path, 2, kind=SEGMENTS, backup=("blob-store",)), some_state()
+    fill(config, state)
+    cut_off(config, 3)
+    notes = [*config.state_dir.rglob("answer.note")]
+    assert notes
+    for note in notes:
+        told = durable.read_note(note, 1 << 20)
+        for store in told["stores"].values():
+            store["commit"] = bytes(40).hex()
+        durable.write_note(note, told)
+    check(rescaled(config, 3).config, state, tmp_path / "other")
 
 
 @pytest.mark.long

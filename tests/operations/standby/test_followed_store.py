@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
-from statemgr.errors import ConfigError, DiskFull, MissingState
+from statemgr.cli.main import cli
+from statemgr.errors import ConfigError, DiskFull, MissingState, UnavailableError
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.local.machine import SystemClock
+from statemgr.operations.standby import standby
 from statemgr.operations.standby.followed_store import FollowedStore
 from statemgr.ports import LocalDirectories
 from statemgr.services import Services
 from statemgr.wiring import open_services
+from tests.cli.test_running_job import write_toml
+from tests.commits import commit
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
+from tests.operations.rescale.test_rescale import fill, keys_of, some_state
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.integration
@@ -137,6 +147,51 @@ def test_a_copy_that_cannot_be_opened(kafka: KafkaServer, tmp_path: Path, error:
             if number:
                 followed.refresh()
             assert followed.get_many(keys) == [b"%d" % number] * 2
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_all_tasks_follow_a_rescale_or_none(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """Keys have moved between tasks. A task whose restore fails keeps its copy, so the others keep theirs. If the job
+    is rescaled while a turn follows it, the next turn has all tasks of the new layout."""
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, tasks=2, kind=SEGMENTS, backup=["blob-store"]))
+    state = some_state(100)
+    fill(config, state)
+    write_toml(config, tmp_path / "job.toml")
+    real = standby.restore_store
+
+    def rescale() -> None:
+        arguments = ["rescale", "--tasks", "3", "--write", "--config", str(tmp_path / "job.toml")]
+        done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        with closing(CheckpointTopic(config, SystemClock())) as log:
+            wait_until(lambda: len(log.read(only_settled=True)) == 3)
+
+    def restore(services: Services, task: str, *arguments: Any) -> Any:
+        if task != "Partition 0":
+            return real(services, task, *arguments)
+        if not failing:
+            monkeypatch.setattr(standby, "restore_store", real)
+            rescale()
+        raise UnavailableError("told to")
+
+    with FollowedStore(config, "totals") as followed:
+        follow(followed, list(state), list(state.values()))
+        if failing:
+            rescale()
+        else:
+            commit(config, keys_of(0, 2, state), 99)
+        monkeypatch.setattr(standby, "restore_store", restore)
+        if failing:
+            with pytest.raises(UnavailableError):
+                followed.refresh()
+            assert followed.get_many(list(state)) == list(state.values())
+            assert len(followed.checkpoints) == 2
+            monkeypatch.setattr(standby, "restore_store", real)
+        followed.refresh()
+        assert followed.get_many(list(state)) == list(state.values())
+        assert len(followed.checkpoints) == 3
 
 
 def test_a_store_that_is_not_there(kafka: KafkaServer, tmp_path: Path) -> None:

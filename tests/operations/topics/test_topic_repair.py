@@ -12,13 +12,25 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig
 from statemgr.cli.main import cli
-from statemgr.errors import CorruptRecord, FencedError, InvalidError, PermissionNeeded
+from statemgr.engine import MicroBatch, open_attempt
+from statemgr.engine.host import AttemptHost
+from statemgr.errors import (
+    AccessDenied,
+    CorruptRecord,
+    FencedError,
+    InvalidError,
+    PermissionNeeded,
+    TopicMisconfigured,
+)
 from statemgr.flows.opening.open_job import JobTopics
+from statemgr.health.checks import Report, Status, check_brokers
 from statemgr.ids import task_name, transactional_id
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
+from statemgr.kafka.topics import TopicAdmin
 from statemgr.kafka.transactions.publisher import TransactionalPublisher, publish_alone
 from statemgr.model import codecs
 from statemgr.model.checkpoint import CheckpointKey
+from statemgr.operations.rescale.publish import newest_sequence
 from statemgr.operations.rollback.owner import Goal, roll_back
 from statemgr.operations.topics import topic_repair
 from statemgr.operations.topics.topic_repair import check_target, copy_valid, look, target_config
@@ -153,6 +165,76 @@ def test_records_that_need_a_lost_job_record_are_left_out_with_it(servers: Memor
     ]
     assert [bool(one.then) for one in found] == [False, True, True]
     assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_the_sequence_numbers_of_lost_records_are_not_used_again(servers: MemoryServers, tasks: int) -> None:
+    """Outputs skip a number that they have, and the next publish has other rows. This holds for a rescale, too, and a
+    publish removes what says so."""
+    config = servers.on_disk(with_changes(servers.config, job__tasks=tasks), "disk")
+    for sequence in (1, 2, 3):
+        assert publish(servers, config, sequence) == sequence
+    damage(servers, config, "" if tasks > 1 else "Partition 0", 3)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    new = repaired(config)
+    assert read(servers, new) == dict.fromkeys((task_name(number) for number in range(tasks)), 2)
+    with closing(CheckpointTopic(new, servers.clock)) as log:
+        records = log.read()
+        (reserved,) = set(log.job_records()) - {1, 2}
+        assert newest_sequence(log, records) == reserved == servers.clock.time_ns() // 1_000_000
+        assert publish(servers, new, 4) == reserved + 1
+        log.read()
+        assert reserved not in log.job_records()
+    assert publish(servers, new, 5) == reserved + 2
+
+
+def publish(servers: MemoryServers, config: JobConfig, offset: int) -> int:
+    """Publish a commit of all tasks together, as a Spark driver does. Return its sequence number."""
+    with closing(servers.services(config)) as services, servers.manager(config, "spark-hash") as manager:
+        epoch, commits = manager.acquire(), []
+        for task, checkpoint in epoch.checkpoints.items():
+            with open_attempt(config, task, checkpoint, epoch, host=AttemptHost(services)) as attempt:
+                attempt.store("totals").put(b"count", b"%d" % offset)
+                commits.append(attempt.prepare({"orders-0": offset}))
+        published = manager.publish(commits, MicroBatch("query", offset, "{}", "{}"))
+        assert {one.sequence for one in published.values()} == {epoch.sequence + 1}
+        return epoch.sequence + 1
+
+
+def test_later_checkpoints_have_a_time_of_publication(servers: MemoryServers, config: JobConfig) -> None:
+    """A changelog needs it to supply an older checkpoint. The copied ones have none: the time of the copy would hide
+    that compaction may have changed what they need."""
+    copy_valid(config, servers.clock, NEW)
+    new = with_changes(repaired(config), task__checkpoint__retained=6)
+    commit(servers, new)
+    with closing(CheckpointTopic(new, servers.clock)) as log:
+        found = log.read()["Partition 0"].checkpoints
+    assert [one.published_ms is not None for one in found] == [True] * 3 + [False] * 3
+
+
+def test_a_target_with_the_times_of_the_broker_is_refused(servers: MemoryServers, config: JobConfig) -> None:
+    """Such as one that `statemgr topics create` has made: the copied checkpoints would look young."""
+    servers.broker.create(NEW, 1, {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"})
+    with pytest.raises(TopicMisconfigured, match="must be CreateTime"):
+        copy_valid(config, servers.clock, NEW)
+    assert read(servers, repaired(config)) == {}
+
+
+def test_times_that_cannot_be_set(servers: MemoryServers, config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records are there. The hint has the command for somebody with the right, and `statemgr doctor` notes it."""
+
+    def refuse(*_: object) -> None:
+        raise AccessDenied("told to")
+
+    monkeypatch.setattr(TopicAdmin, "set", refuse)
+    with pytest.raises(AccessDenied, match=f"message.timestamp.type=LogAppendTime, then set .* = {NEW}"):
+        copy_valid(config, servers.clock, NEW)
+    assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+    report = Report()
+    check_brokers(report, repaired(config))
+    (note,) = (one for one in report.findings if one.status is Status.NOTE)
+    assert "message.timestamp.type is CreateTime" in note.detail
+    assert note.fix.endswith("message.timestamp.type=LogAppendTime")
 
 
 def test_a_task_that_has_lost_all_its_records(servers: MemoryServers, config: JobConfig) -> None:
