@@ -61,9 +61,18 @@ class Rollback:
 
 
 def find_targets(
-    records: Mapping[str, CheckpointRecord], tasks: Sequence[str], checkpoint_ids: Collection[str]
+    records: Mapping[str, CheckpointRecord],
+    tasks: Sequence[str],
+    checkpoint_ids: Collection[str],
+    *,
+    option: str | None,
+    one_task: str | None = None,
 ) -> dict[str, Checkpoint]:
-    """The checkpoint that each task goes back to: the one of ``checkpoint_ids`` that it retains.
+    """The checkpoint of each task that a command begins with: the one of ``checkpoint_ids`` that the task retains.
+
+    Args:
+        option: the command's option that can name a checkpoint for each task; None if it takes one for all of them.
+        one_task: how the same is done for one task alone, if it can be.
 
     Raises: MissingState if a task retains none of them; InvalidError if it retains several, or if no task retains one.
     """
@@ -76,7 +85,7 @@ def find_targets(
         if len(retained) > 1:
             raise InvalidError(
                 f"{task} retains several of these checkpoints",
-                hint="name only one of them, or use `statemgr checkpoints rollback --task` for each task",
+                hint="name only one of them" + (f", or use {one_task} for each task" if one_task else ""),
                 task=task,
             )
         if retained:
@@ -90,12 +99,14 @@ def find_targets(
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
         )
     if missing:
-        alone = all(is_by_input(record.layout.partitioner) for record in records.values())
-        way = "use `statemgr checkpoints rollback --task` for one of them, or " if alone else ""
+        way = f"use {one_task} for one of them, or " if one_task else ""
+        if option is None:
+            way += "leave the checkpoint out, to begin with the newest of each task"
+        else:
+            way += f"name a checkpoint for each: {_suggestion(records, tasks, found, option)}"
         raise MissingState(
             f"the checkpoint is not retained for {', '.join(missing)}",
-            hint=f"these tasks commit one by one: {way}name a checkpoint for each: "
-            + _suggestion(records, tasks, found),
+            hint=f"these tasks commit one by one: {way}",
         )
     return found
 
@@ -296,7 +307,9 @@ def _filled(
     return fill(services, stores, replace(base, checkpoint=target, refill=filled), target.input_offsets)
 
 
-def _suggestion(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], found: Mapping[str, Checkpoint]) -> str:
+def _suggestion(
+    records: Mapping[str, CheckpointRecord], tasks: Sequence[str], found: Mapping[str, Checkpoint], option: str
+) -> str:
     """Options with a checkpoint for each task: the newest that is not after the ones that were named."""
     latest = max(checkpoint.checkpoint_id.millis for checkpoint in found.values())
     chosen = {str(checkpoint.checkpoint_id): None for checkpoint in found.values()}
@@ -305,4 +318,4 @@ def _suggestion(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], f
         if task not in found and record is not None:
             before = [c for c in record.checkpoints if c.checkpoint_id.millis <= latest]
             chosen[str((before or record.checkpoints[-1:])[0].checkpoint_id)] = None
-    return " ".join(f"--to {checkpoint_id}" for checkpoint_id in chosen)
+    return " ".join(f"{option} {checkpoint_id}" for checkpoint_id in chosen)

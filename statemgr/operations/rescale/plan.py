@@ -259,7 +259,7 @@ def plan_rescale(
     targets = (
         {name: records[name].current for name in names}
         if checkpoint_id is None
-        else find_targets(records, names, [checkpoint_id])
+        else find_targets(records, names, [checkpoint_id], option=None)
     )
     plan = RescalePlan(
         JobConfig.from_mapping(config.to_mapping(), {"job.tasks": layout.tasks}), records, targets, tasks

@@ -59,7 +59,7 @@ def rollback_command(
         closing(CheckpointTopic(call.config, services.clock, owned=write)) as log,
     ):
         published: Mapping[str, Checkpoint] = {}
-        rollbacks: Sequence[Rollback] = plan(services, log.read(), goal, check_blobs=not write)
+        rollbacks: Sequence[Rollback] = plan(services, log, goal, check_blobs=not write)
         offsets, topic_ids = input_of(one.target for one in rollbacks)
         problems = missing_input(call.config, services.clock, offsets, topic_ids)
         if write:

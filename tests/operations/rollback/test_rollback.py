@@ -207,6 +207,38 @@ def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: R
     assert run(config, "--to", own, "--task", "0").exit_code == 0
 
 
+def test_a_task_that_never_had_input_stays_as_it_is(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """One partition never had a message, so its task has no checkpoint. The other tasks go back together, and keep a
+    checkpoint together; the task starts empty afterwards. If it lost its checkpoint, the command refuses, also without
+    --write."""
+    config = job(kafka, tmp_path, tasks=3)
+    for number in range(2):
+        commit(config, {b"a": b"%d" % number}, {"orders-0": number}, TASK)
+        commit(config, {b"b": b"%d" % number}, {"orders-1": number}, OTHER)
+    first, second = identity_of(config, 1), identity_of(config, 1, OTHER)
+    incomplete = run(config, "--to", first)
+    assert incomplete.exit_code == 4
+    assert f"--to {first} --to {second}" in incomplete.stderr
+    for more in ((), ("--write",)):
+        done = json.loads(run(config, "--to", first, "--to", second, *more).stdout)
+        assert done["input_offsets"] == {"orders-0": 0, "orders-1": 0}
+    check_state(config, {b"a": b"0"}, TASK)
+    check_state(config, {b"b": b"0"}, OTHER)
+    assert json.loads(run(config, "--before", "2099-01-01").stdout)["input_offsets"] == done["input_offsets"]
+    together = identity_of(config, 0)
+    assert together == identity_of(config, 0, OTHER)
+    kept = json.loads(run(config, "tag", together, "--keep").stdout)
+    assert kept == [{"task": TASK, "kept": [together]}, {"task": OTHER, "kept": [together]}]
+    commit(config, {b"c": b"1"}, {"orders-2": 1}, "Partition 2")
+    check_state(config, {b"c": b"1"}, "Partition 2")
+    lost = with_changes(config, task__checkpoint__topic=kafka.fresh_name("others"))
+    commit(lost, {b"a": b"1"}, 1, allow_empty_start=True, overwrite_changelog=True)
+    for more in ((), ("--write",)):
+        refused = run(lost, "--to", identity_of(lost, 0), *more)
+        assert refused.exit_code == 2
+        assert "no checkpoint of the task" in refused.stderr
+
+
 def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Protocol 2: the owner's next commit fails, and the state of the rollback stays."""
     config = job(kafka, tmp_path)
