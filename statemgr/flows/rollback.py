@@ -4,7 +4,7 @@ Steps of :func:`plan_rollback`, which changes nothing:
 
 1. check that the checkpoint has exactly the job's stores, and that its query can continue from it
 2. decide for each store and backend: *reference* the blobs that hold the state, *keep* a changelog to which nothing was
-   written since, or *fill* the backend
+   written since, or *fill* the backend. :func:`check_restorable` looks whether the state for that is there
 
 Steps of :func:`prepare_rollback`:
 
@@ -24,14 +24,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from statemgr.backends.changelog.restore import ChangelogRestore
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.flows.committing.commit import CommitBase, Refill, fill
 from statemgr.flows.opening.restore import restore_task
+from statemgr.flows.upkeep import Found
 from statemgr.ids import CheckpointId, source_topic, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker, MicroBatch
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.keys.partitioners import is_by_input
-from statemgr.model.plan import plan_retained
+from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.ports import Progress, no_progress
 from statemgr.services import Services
 
@@ -214,9 +217,53 @@ def plan_rollback(
                 ways[factory, store] = Way.KEEP
             else:
                 ways[factory, store] = Way.FILL
-    restored = {store: config.stores[store].restore_factories for (_, store), way in ways.items() if way is Way.FILL}
-    plan_retained(record, target, restored, job=config.job_name)
-    return Rollback(record, target, ways)
+    rollback = Rollback(record, target, ways)
+    _restores(services, rollback)
+    return rollback
+
+
+def _restores(services: Services, rollback: Rollback) -> Sequence[StorePlan]:
+    """How the stores are restored that some backend is filled with. Raises: MissingState if no factory has one."""
+    config = services.config
+    filled = {store for (_, store), way in rollback.ways.items() if way is Way.FILL}
+    factories = {store: config.stores[store].restore_factories for store in filled}
+    return plan_retained(rollback.record, rollback.target, factories, job=config.job_name)
+
+
+def check_restorable(services: Services, rollback: Rollback, damaged: Found) -> None:
+    """Check that each store that some backend is filled with can be restored exactly, before anybody is fenced. Blobs
+    count as there unless they are known to be damaged.
+
+    Args:
+        damaged: what is known to be incomplete of the target's backups.
+
+    Raises: MissingState, CorruptError; RetryableError, AccessDenied.
+    """
+    task, target = rollback.record.task, rollback.target
+    for plan in _restores(services, rollback):
+        directories = services.directories(task, plan.store)
+        if directories.find(target.stores[plan.store]) is not None:
+            continue
+        failures: dict[str, MissingError | CorruptError] = {}
+        for factory, marker in plan.candidates:
+            try:
+                if factory == KAFKA_CHANGELOG:
+                    successor = plan.successors.get(factory)
+                    ChangelogRestore(services).exactly(task, marker, successor, lambda *_: None)
+                elif (factory, plan.store) in damaged and not (directories.reusable() or directories.leftovers()):
+                    raise MissingState(
+                        damaged[factory, plan.store],
+                        hint="choose another checkpoint: `statemgr checkpoints list` shows them",
+                    )
+                break
+            except (MissingError, CorruptError) as error:
+                failures[factory] = error
+        else:
+            ((_, failure), *others) = failures.items()
+            if others:
+                reasons = "; ".join(f"{factory}: {error.message}" for factory, error in failures.items())
+                failure = MissingState(f"no restore factory can supply the store: {reasons}", hint=failure.hint)
+            raise failure.with_where(task=task, store=plan.store)
 
 
 def prepare_rollback(

@@ -29,6 +29,7 @@ from statemgr.flows.replaced_layouts import keep_in_layout
 from statemgr.flows.rollback import (
     Rollback,
     check_alone,
+    check_restorable,
     find_targets,
     newest_before,
     plan_rollback,
@@ -107,19 +108,20 @@ def plan(services: Services, log: CheckpointLog, goal: Goal, *, check_blobs: boo
     Args:
         check_blobs: whether to ask for every blob that the checkpoint needs.
 
-    Raises: MissingState if the checkpoint is not retained; LayoutMismatch if ``job.tasks`` is another number;
+    Raises: MissingState if the checkpoint is not retained, or MissingState or CorruptError if its state cannot be
+        restored where that is needed; LayoutMismatch if ``job.tasks`` is another number;
         PermissionNeeded if a task without a checkpoint had state; InvalidError, ConfigError; RetryableError,
         AccessDenied.
     """
     tasks = _tasks(services, goal)
     records, _ = look_at_published(services, log, _layout(services, log), tasks, _ANY_STORES)
     rollbacks = _plans(services, {task: records[task] for task in tasks if task in records}, goal, {})
-    if not check_blobs:
-        return rollbacks
 
     def checked(one: Rollback) -> Rollback:
-        damaged = find_damage(services, one.record.task, one.target)
-        return plan_rollback(services, one.record, one.target, damaged=damaged)
+        damaged = find_damage(services, one.record.task, one.target) if check_blobs else {}
+        one = plan_rollback(services, one.record, one.target, damaged=damaged)
+        check_restorable(services, one, damaged)
+        return one
 
     return services.in_parallel("rollback", checked, rollbacks)
 

@@ -276,6 +276,22 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
     check_state(config, then)
 
 
+def test_an_impossible_rewind_is_refused_before_the_fence(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Only a changelog has the state, and compaction may have changed it. The command refuses, also without --write,
+    and the running owner commits on."""
+    lag = {"stores__totals__changelog__min__compaction__lag__ms": 0}
+    config = job(kafka, tmp_path, backup=("kafka-changelog",), **lag)
+    history(config)
+    target, there = identity_of(config, 1), with_changes(config, state__dir=str(tmp_path / "there"))
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        for more in ((), ("--write",)):
+            refused = run(there, "--to", target, *more)
+            assert refused.exit_code == 4
+            assert "exact rewind is impossible" in refused.stderr
+        task.store("totals").put(b"on", b"1")
+        task.commit({"orders-0": 9})
+
+
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
 def test_a_backend_that_was_added_since_is_filled(kafka: KafkaServer, tmp_path: Path, run: Run, kind: str) -> None:
     """The checkpoint has no marker for blobs, so the command fills them with the complete state. The next commit
@@ -334,8 +350,9 @@ def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> N
             gone = reader.chain(TASK, "totals", marker).snapshot.index.blob_id
         (tmp_path / "blobs" / gone).unlink()
         target = identity_of(config, 1)
-        refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, "--write")
-        assert refused.exit_code == 4
+        for more in ((), ("--write",)):
+            refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, *more)
+            assert refused.exit_code == 4
         assert identity_of(config, 0) == str(record.current.checkpoint_id)
         assert run(config, "--to", target, "--write").exit_code == 0
     assert totals(config, "blob-store") == {TASK: state}
