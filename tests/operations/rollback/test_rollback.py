@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
-from statemgr.errors import FencedError
+from statemgr.errors import FencedError, UnavailableError
 from statemgr.flows.owner import Owner
 from statemgr.kafka import topics
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker
 from statemgr.model.codecs import decode_key
@@ -372,8 +373,11 @@ def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Pa
     assert published(config, "blob-store")[TASK] == {"totals": states[1]}
 
 
-def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Before anything is written, the command reports that the job could not continue from these offsets."""
+def test_input_that_is_gone_is_reported(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written, the command reports that the job could not continue from these offsets. If no broker
+    leads the partition for now, it reports that, and the state comes back all the same."""
     config = job(kafka, tmp_path)
     history(config)
     name = kafka.fresh_name("orders")
@@ -382,6 +386,16 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
     commit(config, {b"a": b"1"}, {f"{name}-0": 5})
     found = json.loads(run(config, "--to", identity_of(config, 0)).stdout)
     assert found["input_problems"] == [f"{name}-0 ends at offset 1 now, before 5"]
+    bounds = TopicMetadata.bounds
+
+    def without_a_leader(self: TopicMetadata, topic: str, *args: Any, **more: Any) -> tuple[int, int]:
+        if topic == name:
+            raise UnavailableError("the partition has no leader")
+        return bounds(self, topic, *args, **more)
+
+    monkeypatch.setattr(TopicMetadata, "bounds", without_a_leader)
+    found = json.loads(run(config, "--to", identity_of(config, 0), "--write").stdout)
+    assert found["input_problems"] == ["this could not be checked: the partition has no leader"]
 
 
 @pytest.mark.long
