@@ -17,7 +17,7 @@ from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import task_index
 from statemgr.local.temporary import temporary_directory
 from statemgr.logs import counted
-from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Marker
 from statemgr.model.jobs.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
@@ -148,11 +148,17 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
     without = []
     for one in positions:
         listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
-        if all(one.record.current.marker(factory, one.store) is None for factory in listed):
-            without.append(one)
+        markers = [one.record.current.marker(factory, one.store) for factory in listed]
+        losses = [_loss_of(services, marker) for marker in markers if marker is not None]
+        if not losses or all(losses):
+            without.append((one, next(iter(losses), None)))
     if not without:
         return Precondition("restore", True, "a backend of the next restore list has every store")
-    first = without[0]
+    first, loss = without[0]
+    if loss is not None:
+        detail = f"the changelog of {first.record.task} / {first.store} has lost state: {loss}"
+        fix = "start the job as it is configured: its next commit writes the whole state to the changelog again"
+        return Precondition("restore", False, detail, fix)
     has = sorted(name for name, of in first.record.current.state_checkpoint_markers.items() if first.store in of)
     return Precondition(
         "restore",
@@ -160,6 +166,12 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
         f"no backend of the next restore list has {first.record.task} / {first.store}",
         f"add {' or '.join(has)} to task.restore.factories until every task has committed in the new stage",
     )
+
+
+def _loss_of(services: Services, marker: Marker) -> str | None:
+    """What a changelog has lost. Raises: UnavailableError, AccessDenied."""
+    is_changelog = isinstance(marker, ChangelogMarker)
+    return services.backup_manager(KAFKA_CHANGELOG).loss_of(marker) if is_changelog else None
 
 
 def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[StorePosition]) -> Precondition:

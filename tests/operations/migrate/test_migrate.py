@@ -21,7 +21,7 @@ from statemgr.cli.main import cli
 from statemgr.phases import Phase, observed
 from tests.commits import blob_files, commit, current, totals
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
-from tests.kafka_jobs import committed, recreate, state_of
+from tests.kafka_jobs import committed, delete_records, recreate, state_of
 from tests.servers import KafkaServer, S3Server
 
 CHANGELOG, BLOBS = "kafka-changelog", "blob-store"
@@ -438,6 +438,20 @@ def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: Kafk
     assert [one["stage"] for one in job.json("status")] == [3, 3]
     assert job.run("verify").exit_code == 0
     assert totals(job.config, CHANGELOG)["Partition 0"] == {**ROWS, b"late": b"1"}
+
+
+def test_a_changelog_that_has_lost_records_is_no_way_back(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The stage before restores from changelogs alone. The largest task is whole, so the trial restore succeeds. The
+    job, started again in its stage, writes the state to the changelog once more."""
+    job = Job(kafka, tmp_path, stage=3, tasks=2)
+    commit(job.config, {b"small": b"1"}, 1)
+    commit(job.config, ROWS, {"orders-1": 1}, "Partition 1")
+    delete_records(job.config, job.config.stores["totals"].changelog_topic, 1)
+    assert job.unmet("rollback", "--write") == ["restore"]
+    assert "the changelog of Partition 0 / totals has lost state" in job.run("rollback").output
+    commit(job.config, {b"small": b"2"}, 2)
+    assert job.json("rollback", "--write")["written"]
+    assert totals(job.config, CHANGELOG)["Partition 0"] == {b"small": b"2"}
 
 
 def test_a_process_with_an_older_configuration_commits_during_the_checks(kafka: KafkaServer, tmp_path: Path) -> None:
