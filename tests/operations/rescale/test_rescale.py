@@ -525,6 +525,20 @@ def test_rows_in_a_partition_without_an_offset(kafka: KafkaServer, tmp_path: Pat
     assert run(config, "--tasks", "4", "--write").exit_code == 0
 
 
+def test_rows_in_a_topic_that_is_no_input_any_more(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The checkpoints still have its offsets, but nobody will process its rows."""
+    config, topics = job(kafka, tmp_path, 2), [kafka.fresh_name("left"), kafka.fresh_name("in")]
+    for topic in topics:
+        make_topic(config, topic, 2)
+    for task in range(2):
+        commit(config, keys_of(task, 2, some_state(20)), {f"{topic}-{task}": 0 for topic in topics}, task_name(task))
+    send(config, topics[0], [(key, b"row") for key in some_state(20)])
+    both = with_changes(config, **{"task.inputs": topics})
+    assert f"{topics[0]}-0 has rows from offset 0" in run(both, "--tasks", "4").stderr
+    without = with_changes(config, **{"task.inputs": topics[1:]})
+    assert run(without, "--tasks", "4", "--write").exit_code == 0
+
+
 @pytest.mark.long
 def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """A command died between the publish and the configuration, and the next one only writes the configuration. Until
