@@ -206,12 +206,18 @@ def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_plan_names_what_is_not_met(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan reports a task without a checkpoint, a missing blob and a leftover TTL. It also shows that some tasks
-    have not reached the stage in the file."""
+    """The plan reports a task that lost its checkpoint, a missing blob and a leftover TTL. It also shows that some
+    tasks have not reached the stage in the file. A task that never had input is no reason to wait."""
     job = Job(kafka, tmp_path, stage=1, tasks=2)
     commit(job.config, ROWS, {"orders-0": 1})
-    assert job.unmet("advance", "--write") == ["checkpoints"]
+    assert job.unmet("plan") == []
     commit(job.config, ROWS, {"orders-1": 1}, "Partition 1")
+    text = job.file.read_text()
+    job.file.write_text(text.replace("[task]", f'[task]\ncheckpoint.topic = "{kafka.fresh_name("other")}"'))
+    commit(job.config, ROWS, {"orders-0": 1}, allow_empty_start=True, overwrite_changelog=True)
+    assert job.unmet("advance", "--write") == ["checkpoints"]
+    job.file.write_text(text)
+    commit(job.config, ROWS, {"orders-0": 1}, overwrite_changelog=True)
     job.set_stage(2)
     commit(job.config, ROWS, {"orders-0": 2})
     waiting = job.json("plan")
