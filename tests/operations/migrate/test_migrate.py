@@ -506,6 +506,18 @@ def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: 
     assert job.run("verify", "--against", "raw-topic").exit_code == 0
 
 
+def test_a_rollback_from_stage_4_after_tasks_have_gone_back_together(kafka: KafkaServer, tmp_path: Path) -> None:
+    """They share a checkpoint, as on Spark, but another task never had input, and has none."""
+    job = Job(kafka, tmp_path, stage=4, tasks=3)
+    for number, task in enumerate(("Partition 0", "Partition 1")):
+        commit(job.config, ROWS, {f"orders-{number}": 1}, task)
+    back = ["checkpoints", "rollback", "--before", "2099-01-01", "--write", "--config", str(job.file)]
+    assert CliRunner().invoke(cli, back, catch_exceptions=False).exit_code == 0
+    assert len({current(job.config, task).current.checkpoint_id for task in ("Partition 0", "Partition 1")}) == 1  # type: ignore[union-attr]
+    assert job.json("rollback", "--write")["written"]
+    assert totals(job.config, CHANGELOG) == {"Partition 0": ROWS, "Partition 1": ROWS}
+
+
 def test_a_rollback_of_a_job_that_is_published_as_a_whole(kafka: KafkaServer, tmp_path: Path) -> None:
     """As on Spark: the rollback keeps the micro-batch, so that the query continues where it was. If another driver
     takes the job over meanwhile, the command says so."""
