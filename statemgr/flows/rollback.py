@@ -4,7 +4,7 @@ Steps of :func:`plan_rollback`, which changes nothing:
 
 1. check that the checkpoint has exactly the job's stores, and that its query can continue from it
 2. decide for each store and backend: *reference* the blobs that hold the state, *keep* a changelog to which nothing was
-   written since, or *fill* the backend
+   written since, or *fill* the backend. :func:`check_restorable` looks whether the state for that is there
 
 Steps of :func:`prepare_rollback`:
 
@@ -24,14 +24,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from statemgr.backends.changelog.restore import ChangelogRestore
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, MissingState
 from statemgr.flows.committing.commit import CommitBase, Refill, fill
 from statemgr.flows.opening.restore import restore_task
+from statemgr.flows.upkeep import Found
 from statemgr.ids import CheckpointId, source_topic, task_index
 from statemgr.model.checkpoint import Attachment, Checkpoint, CheckpointRecord, Marker, MicroBatch
 from statemgr.model.commit import PreparedCommit, PreparedStore
 from statemgr.model.keys.partitioners import is_by_input
-from statemgr.model.plan import plan_retained
+from statemgr.model.plan import StorePlan, plan_retained
 from statemgr.ports import Progress, no_progress
 from statemgr.services import Services
 
@@ -61,9 +64,18 @@ class Rollback:
 
 
 def find_targets(
-    records: Mapping[str, CheckpointRecord], tasks: Sequence[str], checkpoint_ids: Collection[str]
+    records: Mapping[str, CheckpointRecord],
+    tasks: Sequence[str],
+    checkpoint_ids: Collection[str],
+    *,
+    option: str | None,
+    one_task: str | None = None,
 ) -> dict[str, Checkpoint]:
-    """The checkpoint that each task goes back to: the one of ``checkpoint_ids`` that it retains.
+    """The checkpoint of each task that a command begins with: the one of ``checkpoint_ids`` that the task retains.
+
+    Args:
+        option: the command's option that can name a checkpoint for each task; None if it takes one for all of them.
+        one_task: how the same is done for one task alone, if it can be.
 
     Raises: MissingState if a task retains none of them; InvalidError if it retains several, or if no task retains one.
     """
@@ -76,7 +88,7 @@ def find_targets(
         if len(retained) > 1:
             raise InvalidError(
                 f"{task} retains several of these checkpoints",
-                hint="name only one of them, or use `statemgr checkpoints rollback --task` for each task",
+                hint="name only one of them" + (f", or use {one_task} for each task" if one_task else ""),
                 task=task,
             )
         if retained:
@@ -90,12 +102,14 @@ def find_targets(
             hint="run `statemgr checkpoints list` to see the checkpoints that are retained",
         )
     if missing:
-        alone = all(is_by_input(record.layout.partitioner) for record in records.values())
-        way = "use `statemgr checkpoints rollback --task` for one of them, or " if alone else ""
+        way = f"use {one_task} for one of them, or " if one_task else ""
+        if option is None:
+            way += "leave the checkpoint out, to begin with the newest of each task"
+        else:
+            way += f"name a checkpoint for each: {_suggestion(records, tasks, found, option)}"
         raise MissingState(
             f"the checkpoint is not retained for {', '.join(missing)}",
-            hint=f"these tasks commit one by one: {way}name a checkpoint for each: "
-            + _suggestion(records, tasks, found),
+            hint=f"these tasks commit one by one: {way}",
         )
     return found
 
@@ -203,9 +217,53 @@ def plan_rollback(
                 ways[factory, store] = Way.KEEP
             else:
                 ways[factory, store] = Way.FILL
-    restored = {store: config.stores[store].restore_factories for (_, store), way in ways.items() if way is Way.FILL}
-    plan_retained(record, target, restored, job=config.job_name)
-    return Rollback(record, target, ways)
+    rollback = Rollback(record, target, ways)
+    _restores(services, rollback)
+    return rollback
+
+
+def _restores(services: Services, rollback: Rollback) -> Sequence[StorePlan]:
+    """How the stores are restored that some backend is filled with. Raises: MissingState if no factory has one."""
+    config = services.config
+    filled = {store for (_, store), way in rollback.ways.items() if way is Way.FILL}
+    factories = {store: config.stores[store].restore_factories for store in filled}
+    return plan_retained(rollback.record, rollback.target, factories, job=config.job_name)
+
+
+def check_restorable(services: Services, rollback: Rollback, damaged: Found) -> None:
+    """Check that each store that some backend is filled with can be restored exactly, before anybody is fenced. Blobs
+    count as there unless they are known to be damaged.
+
+    Args:
+        damaged: what is known to be incomplete of the target's backups.
+
+    Raises: MissingState, CorruptError; RetryableError, AccessDenied.
+    """
+    task, target = rollback.record.task, rollback.target
+    for plan in _restores(services, rollback):
+        directories = services.directories(task, plan.store)
+        if directories.find(target.stores[plan.store]) is not None:
+            continue
+        failures: dict[str, MissingError | CorruptError] = {}
+        for factory, marker in plan.candidates:
+            try:
+                if factory == KAFKA_CHANGELOG:
+                    successor = plan.successors.get(factory)
+                    ChangelogRestore(services).exactly(task, marker, successor, lambda *_: None)
+                elif (factory, plan.store) in damaged and not (directories.reusable() or directories.leftovers()):
+                    raise MissingState(
+                        damaged[factory, plan.store],
+                        hint="choose another checkpoint: `statemgr checkpoints list` shows them",
+                    )
+                break
+            except (MissingError, CorruptError) as error:
+                failures[factory] = error
+        else:
+            ((_, failure), *others) = failures.items()
+            if others:
+                reasons = "; ".join(f"{factory}: {error.message}" for factory, error in failures.items())
+                failure = MissingState(f"no restore factory can supply the store: {reasons}", hint=failure.hint)
+            raise failure.with_where(task=task, store=plan.store)
 
 
 def prepare_rollback(
@@ -296,7 +354,9 @@ def _filled(
     return fill(services, stores, replace(base, checkpoint=target, refill=filled), target.input_offsets)
 
 
-def _suggestion(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], found: Mapping[str, Checkpoint]) -> str:
+def _suggestion(
+    records: Mapping[str, CheckpointRecord], tasks: Sequence[str], found: Mapping[str, Checkpoint], option: str
+) -> str:
     """Options with a checkpoint for each task: the newest that is not after the ones that were named."""
     latest = max(checkpoint.checkpoint_id.millis for checkpoint in found.values())
     chosen = {str(checkpoint.checkpoint_id): None for checkpoint in found.values()}
@@ -305,4 +365,4 @@ def _suggestion(records: Mapping[str, CheckpointRecord], tasks: Sequence[str], f
         if task not in found and record is not None:
             before = [c for c in record.checkpoints if c.checkpoint_id.millis <= latest]
             chosen[str((before or record.checkpoints[-1:])[0].checkpoint_id)] = None
-    return " ".join(f"--to {checkpoint_id}" for checkpoint_id in chosen)
+    return " ".join(f"{option} {checkpoint_id}" for checkpoint_id in chosen)

@@ -155,19 +155,10 @@ def read_published(
     services, log = owner.services, owner.log
     as_of = moment(services.clock)
     announce(Phase.READ_TOPIC, ", ".join(tasks), services.config.job_key)
-    found = _read(log, tasks)  # 3
-    if not adopting:
-        _refuse_reserved(services, log, tasks)
-    try:
-        permissions = _checked(services, log, found, layout, tasks, given)  # 4
-    except PermissionNeeded:
-        # the signs of state may be newer than the read: another process's first publish
-        before, found = found, _read(log, tasks)
-        if found.keys() == before.keys():
-            raise
-        permissions = _checked(services, log, found, layout, tasks, given)
+    found, permissions = look_at_published(
+        services, log, layout, tasks, given, serdes_follow=serdes_follow, adopting=adopting
+    )
     records = {task: found.get(task) for task in tasks}
-    check_changes(services, records, permissions, application_may_choose=serdes_follow)
     generations = {record.layout.generation for record in found.values()}
     # an adoption may have recorded more than the job says
     partitioners = {record.layout.partitioner for record in found.values() if record.layout.tasks}
@@ -183,6 +174,37 @@ def read_published(
     with owner.explaining():
         refill = guard_targets(services, records, permissions)  # 5
     return Opening(as_of, refill, permissions)
+
+
+def look_at_published(
+    services: Services,
+    log: CheckpointLog,
+    layout: Layout,
+    tasks: Collection[str],
+    given: Permissions,
+    *,
+    serdes_follow: bool = False,
+    adopting: bool = False,
+) -> tuple[Mapping[str, CheckpointRecord], Mapping[str, Permissions]]:
+    """Steps 3 and 4, for owners and for those who only look. The arguments are those of :func:`read_published`.
+
+    Returns: task → its newest record, of the tasks that have one; and task → the permissions of its opening.
+    Raises: as :func:`read_published`.
+    """
+    found = _read(log, tasks)  # 3
+    if not adopting:
+        _refuse_reserved(services, log, tasks)
+    try:
+        permissions = _checked(services, log, found, layout, tasks, given)  # 4
+    except PermissionNeeded:
+        # the signs of state may be newer than the read: another process's first publish
+        before, found = found, _read(log, tasks)
+        if found.keys() == before.keys():
+            raise
+        permissions = _checked(services, log, found, layout, tasks, given)
+    records = {task: found.get(task) for task in tasks}
+    check_changes(services, records, permissions, application_may_choose=serdes_follow)
+    return found, permissions
 
 
 def _read(log: CheckpointLog, tasks: Collection[str]) -> Mapping[str, CheckpointRecord]:

@@ -68,7 +68,9 @@ def _chosen(source: Services, records: Mapping[str, CheckpointRecord], ids: Sequ
             job=source.config.job_name,
         )
     tasks = sorted(records, key=task_index)
-    return find_targets(records, tasks, ids) if ids else {task: records[task].current for task in tasks}
+    if ids:
+        return find_targets(records, tasks, ids, option="--checkpoint")
+    return {task: records[task].current for task in tasks}
 
 
 def _check_config(

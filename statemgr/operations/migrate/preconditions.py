@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from statemgr.backends.changelog.integrity import unexplained
 from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
-from statemgr.errors import MissingError, RetryableError, StatemgrError
+from statemgr.errors import MissingError, PermissionNeeded, RetryableError, StatemgrError
+from statemgr.flows.opening.opening_checks import refuse_lost_checkpoint
 from statemgr.health.checks import Report, Status, check_blobs, check_brokers
 from statemgr.health.stages import StoreStatus, positions, survey
 from statemgr.health.verify_blobs import verify_blobs
-from statemgr.ids import task_index
+from statemgr.ids import task_index, task_name
+from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.temporary import temporary_directory
 from statemgr.logs import counted
-from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Marker
 from statemgr.model.jobs.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
@@ -110,9 +112,22 @@ def check_again(
 
 
 def _complete(services: Services, records: Sequence[CheckpointRecord]) -> Precondition:
-    tasks = services.config.tasks
-    detail = f"{len(records)} of {tasks} tasks have one"
-    return Precondition("checkpoints", len(records) == tasks, detail, "wait until every task has committed")
+    """Every task has a checkpoint, except those that never had input."""
+    config, found = services.config, {record.task for record in records}
+    names = {task_name(number) for number in range(config.tasks)}
+    detail = f"{len(found)} of {config.tasks} tasks have one"
+    if found - names:
+        return Precondition("checkpoints", False, detail, "set job.tasks to the number of tasks that the job has")
+    if names == found:
+        return Precondition("checkpoints", True, detail)
+    with closing(CheckpointTopic(config, services.clock)) as log:
+        found |= log.read().keys()  # also those that have committed meanwhile
+        for task in sorted(names - found, key=task_index):
+            try:
+                refuse_lost_checkpoint(services, log, task, look_at_blobs=True)
+            except PermissionNeeded as error:
+                return Precondition("checkpoints", False, f"{task}: {error.message}", error.hint)
+    return Precondition("checkpoints", True, f"{detail}, and the others have no state yet")
 
 
 def settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Precondition:
@@ -148,11 +163,17 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
     without = []
     for one in positions:
         listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
-        if all(one.record.current.marker(factory, one.store) is None for factory in listed):
-            without.append(one)
+        markers = [one.record.current.marker(factory, one.store) for factory in listed]
+        losses = [_loss_of(services, marker) for marker in markers if marker is not None]
+        if not losses or all(losses):
+            without.append((one, next(iter(losses), None)))
     if not without:
         return Precondition("restore", True, "a backend of the next restore list has every store")
-    first = without[0]
+    first, loss = without[0]
+    if loss is not None:
+        detail = f"the changelog of {first.record.task} / {first.store} has lost state: {loss}"
+        fix = "start the job as it is configured: its next commit writes the whole state to the changelog again"
+        return Precondition("restore", False, detail, fix)
     has = sorted(name for name, of in first.record.current.state_checkpoint_markers.items() if first.store in of)
     return Precondition(
         "restore",
@@ -160,6 +181,12 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
         f"no backend of the next restore list has {first.record.task} / {first.store}",
         f"add {' or '.join(has)} to task.restore.factories until every task has committed in the new stage",
     )
+
+
+def _loss_of(services: Services, marker: Marker) -> str | None:
+    """What a changelog has lost. Raises: UnavailableError, AccessDenied."""
+    is_changelog = isinstance(marker, ChangelogMarker)
+    return services.backup_manager(KAFKA_CHANGELOG).loss_of(marker) if is_changelog else None
 
 
 def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[StorePosition]) -> Precondition:

@@ -161,7 +161,7 @@ def _undo(call: Call, *, write: bool) -> None:
             problems = missing_input(call.config, services.clock, offsets, topic_ids)
             refused = refused_inputs(plan.new_config, services.clock)
         except (RetryableError, AccessDenied) as error:  # the state comes back all the same
-            problems = [f"nobody knows, because {error.message}"]
+            problems = [f"this could not be checked: {error.message}"]
         if write:
             with call.progress() as progress:
                 plan, published = undo(services, log, open_services, progress, call.checkpoint_id)
@@ -183,7 +183,7 @@ def _undo(call: Call, *, write: bool) -> None:
     _print_offsets(offsets)
     _print_configuration(plan.changes, edit, saved)
     for problem in problems:
-        say(f"warning: the input cannot be read again: {problem}")
+        say(f"warning: the job may be unable to read its input: {problem}")
     for problem in refused:
         say(
             f"warning: a consumer loop will refuse its input: {problem}. Name a topic with as many partitions in "

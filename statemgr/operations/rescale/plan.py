@@ -240,12 +240,19 @@ def plan_rescale(
             job=config.job_name,
         )
     layout = next(iter(records.values())).layout
-    names = [task_name(number) for number in range(layout.tasks)]
-    missing = [name for name in names if name not in records]
-    if not layout.tasks or missing:
+    if not layout.tasks:
         raise MissingState(
-            f"{', '.join(missing) or 'the job'} has no checkpoint of a known layout",
+            "the job has no checkpoint of a known layout",
             hint="let every task commit once, stop the job, and run this again",
+            job=config.job_name,
+        )
+    names = [task_name(number) for number in range(layout.tasks)]
+    if missing := [name for name in names if name not in records]:
+        raise MissingState(
+            f"there is no checkpoint of {', '.join(missing)}",
+            hint="let every task commit once, and run this again. If the partitions of a task never had a message, "
+            "send one there; or stop the job, open the task with StateManager.open_task, and commit the offsets at "
+            "which they begin",
             job=config.job_name,
         )
     if layout.tasks == tasks:
@@ -259,7 +266,7 @@ def plan_rescale(
     targets = (
         {name: records[name].current for name in names}
         if checkpoint_id is None
-        else find_targets(records, names, [checkpoint_id])
+        else find_targets(records, names, [checkpoint_id], option=None)
     )
     plan = RescalePlan(
         JobConfig.from_mapping(config.to_mapping(), {"job.tasks": layout.tasks}), records, targets, tasks

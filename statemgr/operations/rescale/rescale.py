@@ -366,7 +366,8 @@ def _refuse_used(admin: TopicAdmin, plan: RescalePlan, root: Path) -> dict[str, 
 
 def _check_input(services: Services, plan: RescalePlan, partitioner: str, progress: Progress) -> None:
     """Step 6, where the task is the partition of the input. Reads the keys of the rows that are left; those of a
-    partition without an offset, which no task has processed, begin at its first one.
+    partition without an offset, which no task has processed, begin at its first one. Nobody reads the rows of a topic
+    that has left ``task.inputs``, although checkpoints still have its offsets.
 
     Raises: InvalidError if a row's key belongs to another task than its partition's.
     """
@@ -375,9 +376,15 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
     of_messages = hash_of(partitioner)
     hashes = candidates(BY_INPUT_PARTITION, "bytes", of_messages)[of_messages]
     changelog = services.changelog()
-    offsets = {source: offset for inputs in plan.inputs for source, offset in inputs.offsets.items()}
+    listed = services.config.inputs
+    offsets = {
+        source: offset
+        for inputs in plan.inputs
+        for source, offset in inputs.offsets.items()
+        if not listed or source_topic(source) in listed
+    }
     with closing(InputTopics(services.config, services.clock)) as topics:
-        offsets |= dict.fromkeys(topics.added(offsets, services.config.inputs), 0)
+        offsets |= dict.fromkeys(topics.added(offsets, listed), 0)
     for source, offset in sorted(offsets.items()):
         topic, number = source_topic(source), int(source.rpartition("-")[2])
         assert topic is not None

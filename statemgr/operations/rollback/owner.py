@@ -21,7 +21,7 @@ from statemgr.errors import MissingState
 from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
-from statemgr.flows.opening.open_job import JobTopics, check_layout, read_published
+from statemgr.flows.opening.open_job import JobTopics, check_layout, look_at_published, read_published
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
@@ -29,16 +29,18 @@ from statemgr.flows.replaced_layouts import keep_in_layout
 from statemgr.flows.rollback import (
     Rollback,
     check_alone,
+    check_restorable,
     find_targets,
     newest_before,
     plan_rollback,
     prepare_rollback,
 )
 from statemgr.flows.upkeep import find_damage
-from statemgr.ids import task_name
-from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, MicroBatch
+from statemgr.ids import task_index, task_name
+from statemgr.model.checkpoint import SEQUENCE, Attachment, Checkpoint, CheckpointRecord, Layout, MicroBatch
 from statemgr.model.commit import PreparedCommit
 from statemgr.model.jobs.permissions import Permissions
+from statemgr.model.keys.partitioners import is_by_input
 from statemgr.ports import CheckpointLog, Progress, no_progress
 from statemgr.services import Services
 
@@ -48,20 +50,26 @@ _ANY_STORES = Permissions(allow_new_stores=True, allow_removed_stores=True, allo
 
 @dataclass(frozen=True)
 class Goal:
-    """Where to go back to. ``task``: the only task that goes back; None for all. ``checkpoint_ids``: one that all these
-    tasks retain, or one for each task. ``before_ms``: in their place, the newest checkpoint of each task from before
-    that time (epoch milliseconds)."""
+    """Where to go back to. ``task``: the only task that goes back; None for all that have a checkpoint.
+    ``checkpoint_ids``: one that all these tasks retain, or one for each task. ``before_ms``: in their place, the newest
+    checkpoint of each task from before that time (epoch milliseconds)."""
 
     checkpoint_ids: Collection[str]
     task: str | None = None
     before_ms: int | None = None
 
-    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
-        """Task → its checkpoint. Raises: MissingState, InvalidError."""
+    def targets(self, records: Mapping[str, CheckpointRecord]) -> Mapping[str, Checkpoint]:
+        """Task → its checkpoint. A task that never had input has none, and stays as it is.
+
+        Raises: MissingState, InvalidError.
+        """
+        tasks = sorted(records, key=task_index) if self.task is None else [self.task]
         if self.before_ms is not None:
             targets = newest_before(records, tasks, self.before_ms)
         else:
-            targets = find_targets(records, tasks, self.checkpoint_ids)
+            by_input = all(is_by_input(record.layout.partitioner) for record in records.values())
+            one_task = "`statemgr checkpoints rollback --task`" if by_input else None
+            targets = find_targets(records, tasks, self.checkpoint_ids, option="--to", one_task=one_task)
         if self.task is not None:
             check_alone(records[self.task], targets[self.task])
         return targets
@@ -77,7 +85,7 @@ class _Keep(Goal):
 
     is_kept: bool = True
 
-    def targets(self, records: Mapping[str, CheckpointRecord], tasks: Sequence[str]) -> Mapping[str, Checkpoint]:
+    def targets(self, records: Mapping[str, CheckpointRecord]) -> Mapping[str, Checkpoint]:
         (checkpoint_id,) = self.checkpoint_ids
         if not any(record.find(checkpoint_id) for record in records.values()):
             raise MissingState(
@@ -85,7 +93,8 @@ class _Keep(Goal):
                 hint="run `statemgr checkpoints list`, and choose a newer checkpoint",
                 task=self.task,
             )
-        return {task: records[task].current for task in tasks if task in records}
+        tasks = records if self.task is None else [self.task]
+        return {task: records[task].current for task in tasks}
 
     def kept(self, record: CheckpointRecord) -> tuple[str, ...]:
         """Raises: InvalidError if the task would keep too many checkpoints."""
@@ -93,25 +102,26 @@ class _Keep(Goal):
         return record.with_kept(checkpoint_id, is_kept=self.is_kept)
 
 
-def plan(
-    services: Services, records: Mapping[str, CheckpointRecord], goal: Goal, *, check_blobs: bool = True
-) -> list[Rollback]:
+def plan(services: Services, log: CheckpointLog, goal: Goal, *, check_blobs: bool = True) -> list[Rollback]:
     """What :func:`roll_back` would do, task by task. Fences nobody and writes nothing.
 
     Args:
         check_blobs: whether to ask for every blob that the checkpoint needs.
 
-    Raises: MissingState if the checkpoint is not retained; LayoutMismatch if ``job.tasks`` is another number;
-        InvalidError, ConfigError; RetryableError, AccessDenied.
+    Raises: MissingState if the checkpoint is not retained, or MissingState or CorruptError if its state cannot be
+        restored where that is needed; LayoutMismatch if ``job.tasks`` is another number;
+        PermissionNeeded if a task without a checkpoint had state; InvalidError, ConfigError; RetryableError,
+        AccessDenied.
     """
-    _check_tasks(services, records)
-    rollbacks = _plans(services, records, goal, {})
-    if not check_blobs:
-        return rollbacks
+    tasks = _tasks(services, goal)
+    records, _ = look_at_published(services, log, _layout(services, log), tasks, _ANY_STORES)
+    rollbacks = _plans(services, {task: records[task] for task in tasks if task in records}, goal, {})
 
     def checked(one: Rollback) -> Rollback:
-        damaged = find_damage(services, one.record.task, one.target)
-        return plan_rollback(services, one.record, one.target, damaged=damaged)
+        damaged = find_damage(services, one.record.task, one.target) if check_blobs else {}
+        one = plan_rollback(services, one.record, one.target, damaged=damaged)
+        check_restorable(services, one, damaged)
+        return one
 
     return services.in_parallel("rollback", checked, rollbacks)
 
@@ -125,30 +135,26 @@ def roll_back(
     Raises: what :func:`plan` raises, also MissingState and CorruptError if nothing can supply a state exactly;
         FencedError, RetryableError: surely not published; OutcomeUnknownError: the topic says what is current.
     """
-    config, tasks = services.config, _tasks(services, goal)
-    seen = log.read()
-    if not seen:
-        raise MissingState(
-            "the job has no checkpoint", hint="check job.name, job.id and task.checkpoint.topic", job=config.job_name
-        )
-    _check_tasks(services, seen)
-    layout = next(iter(seen.values())).layout
+    layout = _layout(services, log)
     topics.ensure(allow_empty_start=False)
     with Owner.take(services, log, goal.task) as owner:  # 1
-        found = read_published(owner, layout, tasks, _ANY_STORES)
+        found = read_published(owner, layout, _tasks(services, goal), _ANY_STORES)
         published = owner.published
         published.permits = ()  # they are for the next opening
         with owner.explaining():
             records = {task: of_task for task, of_task in published.records.items() if of_task is not None}
             rollbacks = _plans(services, records, goal, found.refill)
+            published.records = {one.record.task: one.record for one in rollbacks}
             published.serdes = common_serdes(rollback.target for rollback in rollbacks)
             published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
             attachments, batch = _output(rollbacks, alone=goal.task is not None)
             prepared = partial(_prepared, services, published, goal, attachments, progress)
             done = services.in_parallel("rollback", prepared, rollbacks)  # 2
             rollbacks, commits = [one for one, _ in done], [commit for _, commit in done]
-        clean_ups = services.in_parallel("rollback", lambda task: taken_over(services, records[task]), tasks)
-        outstanding = {task: clean_up.outstanding for task, clean_up in zip(tasks, clean_ups, strict=True)}
+        clean_ups = services.in_parallel("rollback", lambda one: taken_over(services, one.record), rollbacks)
+        outstanding = {
+            one.record.task: clean_up.outstanding for one, clean_up in zip(rollbacks, clean_ups, strict=True)
+        }
         publish_now(owner, "the rollback", commits, batch=batch, outstanding=outstanding, evict=False)  # 3 and 4
     return rollbacks, published.checkpoints
 
@@ -172,6 +178,19 @@ def keep(
     return {task: checkpoint.kept for task, checkpoint in published.items()}
 
 
+def _layout(services: Services, log: CheckpointLog) -> Layout:
+    """The job's layout. Raises: MissingState if it has no checkpoint; LayoutMismatch."""
+    seen = log.read()
+    if not seen:
+        raise MissingState(
+            "the job has no checkpoint",
+            hint="check job.name, job.id and task.checkpoint.topic",
+            job=services.config.job_name,
+        )
+    _check_tasks(services, seen)
+    return next(iter(seen.values())).layout
+
+
 def _check_tasks(services: Services, records: Mapping[str, CheckpointRecord]) -> None:
     """Raises: LayoutMismatch if the configuration has another number of tasks: not all of the job would go back."""
     for record in records.values():
@@ -179,7 +198,7 @@ def _check_tasks(services: Services, records: Mapping[str, CheckpointRecord]) ->
 
 
 def _tasks(services: Services, goal: Goal) -> list[str]:
-    """The tasks that the goal is for, in order."""
+    """The tasks that the goal is for, also those without a checkpoint, in order."""
     if goal.task is not None:
         return [goal.task]
     return [task_name(index) for index in range(services.config.tasks)]
@@ -188,10 +207,9 @@ def _tasks(services: Services, goal: Goal) -> list[str]:
 def _plans(
     services: Services, records: Mapping[str, CheckpointRecord], goal: Goal, tails: Mapping[str, Refill]
 ) -> list[Rollback]:
-    targets = goal.targets(records, _tasks(services, goal))
     return [
         plan_rollback(services, records[task], target, tail=tails.get(task, frozenset()))
-        for task, target in targets.items()
+        for task, target in goal.targets(records).items()
     ]
 
 

@@ -289,6 +289,20 @@ def test_micro_batches_keep_their_output(kafka: KafkaServer, tmp_path: Path, run
     check_independent(source, target, (TASK, OTHER))
 
 
+def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Each task has checkpoints of its own. With the checkpoint of one of them, the command says how to name both, and
+    nothing about going back: that would fence the source."""
+    source = job(kafka, tmp_path, tasks=2)
+    for number, task in enumerate((TASK, OTHER)):
+        commit(source, {b"a": b"1"}, {f"orders-{number}": 1}, task)
+    ids, target = [identity_of(source, 0, task) for task in (TASK, OTHER)], new_job(source, tmp_path)
+    refused = run(source, target, "--checkpoint", ids[1])
+    assert refused.exit_code == 4
+    assert f"--checkpoint {ids[1]} --checkpoint {ids[0]}" in refused.stderr
+    assert "rollback" not in refused.stderr
+    assert run(source, target, "--checkpoint", ids[1], "--checkpoint", ids[0]).exit_code == 0
+
+
 def test_what_is_refused(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """The command refuses a job that is not new in some respect or whose configuration does not fit, and writes
     nothing."""

@@ -21,7 +21,7 @@ from statemgr.cli.main import cli
 from statemgr.phases import Phase, observed
 from tests.commits import blob_files, commit, current, totals
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
-from tests.kafka_jobs import committed, recreate, state_of
+from tests.kafka_jobs import committed, delete_records, recreate, state_of
 from tests.servers import KafkaServer, S3Server
 
 CHANGELOG, BLOBS = "kafka-changelog", "blob-store"
@@ -206,12 +206,18 @@ def test_status_for_people_fits_on_a_screen(kafka: KafkaServer, tmp_path: Path) 
 
 
 def test_a_plan_names_what_is_not_met(kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan reports a task without a checkpoint, a missing blob and a leftover TTL. It also shows that some tasks
-    have not reached the stage in the file."""
+    """The plan reports a task that lost its checkpoint, a missing blob and a leftover TTL. It also shows that some
+    tasks have not reached the stage in the file. A task that never had input is no reason to wait."""
     job = Job(kafka, tmp_path, stage=1, tasks=2)
     commit(job.config, ROWS, {"orders-0": 1})
-    assert job.unmet("advance", "--write") == ["checkpoints"]
+    assert job.unmet("plan") == []
     commit(job.config, ROWS, {"orders-1": 1}, "Partition 1")
+    text = job.file.read_text()
+    job.file.write_text(text.replace("[task]", f'[task]\ncheckpoint.topic = "{kafka.fresh_name("other")}"'))
+    commit(job.config, ROWS, {"orders-0": 1}, allow_empty_start=True, overwrite_changelog=True)
+    assert job.unmet("advance", "--write") == ["checkpoints"]
+    job.file.write_text(text)
+    commit(job.config, ROWS, {"orders-0": 1}, overwrite_changelog=True)
     job.set_stage(2)
     commit(job.config, ROWS, {"orders-0": 2})
     waiting = job.json("plan")
@@ -442,6 +448,20 @@ def test_a_rollback_from_stage_4_while_somebody_starts_the_job_again(kafka: Kafk
     assert totals(job.config, CHANGELOG)["Partition 0"] == {**ROWS, b"late": b"1"}
 
 
+def test_a_changelog_that_has_lost_records_is_no_way_back(kafka: KafkaServer, tmp_path: Path) -> None:
+    """The stage before restores from changelogs alone. The largest task is whole, so the trial restore succeeds. The
+    job, started again in its stage, writes the state to the changelog once more."""
+    job = Job(kafka, tmp_path, stage=3, tasks=2)
+    commit(job.config, {b"small": b"1"}, 1)
+    commit(job.config, ROWS, {"orders-1": 1}, "Partition 1")
+    delete_records(job.config, job.config.stores["totals"].changelog_topic, 1)
+    assert job.unmet("rollback", "--write") == ["restore"]
+    assert "the changelog of Partition 0 / totals has lost state" in job.run("rollback").output
+    commit(job.config, {b"small": b"2"}, 2)
+    assert job.json("rollback", "--write")["written"]
+    assert totals(job.config, CHANGELOG)["Partition 0"] == {b"small": b"2"}
+
+
 def test_a_process_with_an_older_configuration_commits_during_the_checks(kafka: KafkaServer, tmp_path: Path) -> None:
     """FAULT 61: the next stage restores from changelogs, which that commit does not feed. The file stays as it is."""
     job = Job(kafka, tmp_path, stage=4)
@@ -486,6 +506,18 @@ def test_a_rollback_from_stage_4_into_a_new_topic(kafka: KafkaServer, tmp_path: 
         job.file.write_text(f"metrics.port = {taken.getsockname()[1]}\n{job.file.read_text()}")
         assert job.json("rollback", "--write")["written"]
     assert job.run("verify", "--against", "raw-topic").exit_code == 0
+
+
+def test_a_rollback_from_stage_4_after_tasks_have_gone_back_together(kafka: KafkaServer, tmp_path: Path) -> None:
+    """They share a checkpoint, as on Spark, but another task never had input, and has none."""
+    job = Job(kafka, tmp_path, stage=4, tasks=3)
+    for number, task in enumerate(("Partition 0", "Partition 1")):
+        commit(job.config, ROWS, {f"orders-{number}": 1}, task)
+    back = ["checkpoints", "rollback", "--before", "2099-01-01", "--write", "--config", str(job.file)]
+    assert CliRunner().invoke(cli, back, catch_exceptions=False).exit_code == 0
+    assert len({current(job.config, task).current.checkpoint_id for task in ("Partition 0", "Partition 1")}) == 1  # type: ignore[union-attr]
+    assert job.json("rollback", "--write")["written"]
+    assert totals(job.config, CHANGELOG) == {"Partition 0": ROWS, "Partition 1": ROWS}
 
 
 def test_a_rollback_of_a_job_that_is_published_as_a_whole(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -525,6 +525,39 @@ def test_rows_in_a_partition_without_an_offset(kafka: KafkaServer, tmp_path: Pat
     assert run(config, "--tasks", "4", "--write").exit_code == 0
 
 
+def test_rows_in_a_topic_that_is_no_input_any_more(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The checkpoints still have its offsets, but nobody will process its rows."""
+    config, topics = job(kafka, tmp_path, 2), [kafka.fresh_name("left"), kafka.fresh_name("in")]
+    for topic in topics:
+        make_topic(config, topic, 2)
+    for task in range(2):
+        commit(config, keys_of(task, 2, some_state(20)), {f"{topic}-{task}": 0 for topic in topics}, task_name(task))
+    send(config, topics[0], [(key, b"row") for key in some_state(20)])
+    both = with_changes(config, **{"task.inputs": topics})
+    assert f"{topics[0]}-0 has rows from offset 0" in run(both, "--tasks", "4").stderr
+    without = with_changes(config, **{"task.inputs": topics[1:]})
+    assert run(without, "--tasks", "4", "--write").exit_code == 0
+
+
+def test_a_task_that_never_had_input(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """It has no checkpoint. The command says how it gets one without a message, and then splits the job. No single ID
+    names a checkpoint of all tasks: the hint names what this command can do."""
+    config = job(kafka, tmp_path, 2)
+    commit(config, keys_of(0, 2, some_state(20)), {"orders-0": 7})
+    refused = run(config, "--tasks", "3")
+    assert refused.exit_code == 4
+    assert "commit the offsets at which they begin" in " ".join(refused.stderr.split())
+    with StateManager(config) as manager, manager.open_task("Partition 1") as task:
+        task.commit({"orders-1": 0})
+        own = str(task.last_checkpoint.checkpoint_id)  # type: ignore[union-attr]
+    refused = run(config, "--tasks", "3", "--checkpoint", own)
+    assert refused.exit_code == 4
+    assert "leave the checkpoint out" in " ".join(refused.stderr.split())
+    assert "rollback" not in refused.stderr
+    assert run(config, "--tasks", "3", "--write").exit_code == 0
+    check(written(tmp_path), keys_of(0, 2, some_state(20)), tmp_path / "other")
+
+
 @pytest.mark.long
 def test_run_again_after_the_publish(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """A command died between the publish and the configuration, and the next one only writes the configuration. Until

@@ -437,6 +437,6 @@ def test_the_look_before_an_undo(job: Job, tmp_path: Path) -> None:
     assert any(blob_id in damaged["why"] or "does not exist" in damaged["why"] for blob_id in old)
     assert (damaged["task"], damaged["store"], damaged["factory"]) == (TASK, "totals", "blob-store")
     told = " ".join(CliRunner().invoke(cli, [*look[:2], *look[3:]], catch_exceptions=False).stderr.split())
-    assert "warning: the input cannot be read again: orders-0 ends at offset 0" in told
+    assert "warning: the job may be unable to read its input: orders-0 ends at offset 0" in told
     assert "warning: a consumer loop will refuse its input: orders has 2 partitions" in told
     assert "warning: blob-store has lost state of totals of Partition 0" in told

@@ -14,10 +14,11 @@ from click.testing import CliRunner, Result
 from statemgr import JobConfig, StateManager, __version__
 from statemgr.cli.main import cli
 from statemgr.engine import MicroBatch
-from statemgr.errors import FencedError
+from statemgr.errors import FencedError, UnavailableError
 from statemgr.flows.owner import Owner
 from statemgr.health.overview import JobMonitor
 from statemgr.kafka import topics
+from statemgr.kafka.metadata import TopicMetadata
 from statemgr.local.machine import this_process
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import BlobMarker
@@ -212,6 +213,38 @@ def test_tasks_that_commit_one_by_one(kafka: KafkaServer, tmp_path: Path, run: R
     assert run(config, "--to", own, "--task", "0").exit_code == 0
 
 
+def test_a_task_that_never_had_input_stays_as_it_is(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """One partition never had a message, so its task has no checkpoint. The other tasks go back together, and keep a
+    checkpoint together; the task starts empty afterwards. If it lost its checkpoint, the command refuses, also without
+    --write."""
+    config = job(kafka, tmp_path, tasks=3)
+    for number in range(2):
+        commit(config, {b"a": b"%d" % number}, {"orders-0": number}, TASK)
+        commit(config, {b"b": b"%d" % number}, {"orders-1": number}, OTHER)
+    first, second = identity_of(config, 1), identity_of(config, 1, OTHER)
+    incomplete = run(config, "--to", first)
+    assert incomplete.exit_code == 4
+    assert f"--to {first} --to {second}" in incomplete.stderr
+    for more in ((), ("--write",)):
+        done = json.loads(run(config, "--to", first, "--to", second, *more).stdout)
+        assert done["input_offsets"] == {"orders-0": 0, "orders-1": 0}
+    check_state(config, {b"a": b"0"}, TASK)
+    check_state(config, {b"b": b"0"}, OTHER)
+    assert json.loads(run(config, "--before", "2099-01-01").stdout)["input_offsets"] == done["input_offsets"]
+    together = identity_of(config, 0)
+    assert together == identity_of(config, 0, OTHER)
+    kept = json.loads(run(config, "tag", together, "--keep").stdout)
+    assert kept == [{"task": TASK, "kept": [together]}, {"task": OTHER, "kept": [together]}]
+    commit(config, {b"c": b"1"}, {"orders-2": 1}, "Partition 2")
+    check_state(config, {b"c": b"1"}, "Partition 2")
+    lost = with_changes(config, task__checkpoint__topic=kafka.fresh_name("others"))
+    commit(lost, {b"a": b"1"}, 1, allow_empty_start=True, overwrite_changelog=True)
+    for more in ((), ("--write",)):
+        refused = run(lost, "--to", identity_of(lost, 0), *more)
+        assert refused.exit_code == 2
+        assert "no checkpoint of the task" in refused.stderr
+
+
 def test_a_running_owner_is_fenced(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Protocol 2: the owner's next commit fails, and the state of the rollback stays."""
     config = job(kafka, tmp_path)
@@ -247,6 +280,22 @@ def test_a_compacted_changelog_is_rebuilt_from_blobs(
     with_blobs = with_changes(elsewhere_, task__restore__factories=["blob-store", "kafka-changelog"])
     assert run(with_blobs, "--to", target, "--write").exit_code == 0
     check_state(config, then)
+
+
+def test_an_impossible_rewind_is_refused_before_the_fence(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """Only a changelog has the state, and compaction may have changed it. The command refuses, also without --write,
+    and the running owner commits on."""
+    lag = {"stores__totals__changelog__min__compaction__lag__ms": 0}
+    config = job(kafka, tmp_path, backup=("kafka-changelog",), **lag)
+    history(config)
+    target, there = identity_of(config, 1), with_changes(config, state__dir=str(tmp_path / "there"))
+    with StateManager(config) as manager, manager.open_task(TASK) as task:
+        for more in ((), ("--write",)):
+            refused = run(there, "--to", target, *more)
+            assert refused.exit_code == 4
+            assert "exact rewind is impossible" in refused.stderr
+        task.store("totals").put(b"on", b"1")
+        task.commit({"orders-0": 9})
 
 
 @pytest.mark.parametrize("kind", [pytest.param(SNAPSHOTS, marks=pytest.mark.long), SEGMENTS])
@@ -307,8 +356,9 @@ def test_a_damaged_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> N
             gone = reader.chain(TASK, "totals", marker).snapshot.index.blob_id
         (tmp_path / "blobs" / gone).unlink()
         target = identity_of(config, 1)
-        refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, "--write")
-        assert refused.exit_code == 4
+        for more in ((), ("--write",)):
+            refused = run(elsewhere(config, tmp_path / "elsewhere", "blob-store"), "--to", target, *more)
+            assert refused.exit_code == 4
         assert identity_of(config, 0) == str(record.current.checkpoint_id)
         assert run(config, "--to", target, "--write").exit_code == 0
     assert totals(config, "blob-store") == {TASK: state}
@@ -328,8 +378,11 @@ def test_stores_must_be_those_of_the_checkpoint(kafka: KafkaServer, tmp_path: Pa
     assert published(config, "blob-store")[TASK] == {"totals": states[1]}
 
 
-def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
-    """Before anything is written, the command reports that the job could not continue from these offsets."""
+def test_input_that_is_gone_is_reported(
+    kafka: KafkaServer, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written, the command reports that the job could not continue from these offsets. If no broker
+    leads the partition for now, it reports that, and the state comes back all the same."""
     config = job(kafka, tmp_path)
     history(config)
     name = kafka.fresh_name("orders")
@@ -338,6 +391,16 @@ def test_input_that_is_gone_is_reported(kafka: KafkaServer, tmp_path: Path, run:
     commit(config, {b"a": b"1"}, {f"{name}-0": 5})
     found = json.loads(run(config, "--to", identity_of(config, 0)).stdout)
     assert found["input_problems"] == [f"{name}-0 ends at offset 1 now, before 5"]
+    bounds = TopicMetadata.bounds
+
+    def without_a_leader(self: TopicMetadata, topic: str, *args: Any, **more: Any) -> tuple[int, int]:
+        if topic == name:
+            raise UnavailableError("the partition has no leader")
+        return bounds(self, topic, *args, **more)
+
+    monkeypatch.setattr(TopicMetadata, "bounds", without_a_leader)
+    found = json.loads(run(config, "--to", identity_of(config, 0), "--write").stdout)
+    assert found["input_problems"] == ["this could not be checked: the partition has no leader"]
 
 
 @pytest.mark.long

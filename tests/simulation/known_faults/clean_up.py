@@ -155,8 +155,8 @@ def a_shared_blob_belongs_to_one_task() -> Patches:
 def a_dropped_checkpoint_counts_as_kept() -> Patches:
     """A checkpoint that the job drops while it is about to be kept counts as kept."""
 
-    def targets(self: Any, records: Any, tasks: Any) -> Any:
-        return {task: records[task].current for task in tasks if task in records}
+    def targets(self: Any, records: Any) -> Any:
+        return {task: record.current for task, record in records.items() if self.task in (None, task)}
 
     return [patch(rolling_back._Keep, "targets", targets)]
 
