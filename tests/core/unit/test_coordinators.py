@@ -25,6 +25,7 @@ from statemgr.errors import (
 from statemgr.flows import worker
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.owner import Owner
+from statemgr.flows.upkeep import order_check
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.ports import list_blobs
@@ -250,13 +251,45 @@ def test_a_check_that_was_given_up_is_tried_again_after_the_next_publish(
         epoch = manager.acquire() if of_job else None
         task = None if of_job else manager.open_task(TASK)
         repairs = manager._job._repairs if manager._job is not None else task._repairs  # type: ignore[union-attr]
-        wait_until(lambda: "no longer tried" in caplog.text and not repairs.busy)
+        wait_until(lambda: "times in a row" in caplog.text and not repairs.busy)
         monkeypatch.setattr(coordinator, "find_damage", check)
         if epoch is not None:
             manager.publish([attempt(executor, epoch, name, {b"k": b"2"}, 2) for name in NAMES])
         elif task is not None:
             task.commit({"orders-0": 2})
         wait_until(lambda: set(checked) == (set(NAMES) if of_job else {TASK}))
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_repair_that_was_given_up_is_tried_again_without_a_commit(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_ordered: bool
+) -> None:
+    """FAULT 45: within an hour, and in the next look after `snapshots verify --repair`. Not in each look, because a
+    repair may upload the whole store."""
+
+    def refuse(*_: object, **more: object) -> NoReturn:
+        raise AccessDenied("told to")
+
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker, "TRIES", 2)
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        task.store("totals").put(b"k", b"1")
+        before = task.commit({"orders-0": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBlobStore, "put", refuse)
+            task.damage.found("blob-store", "totals", "told to")
+            wait_until(lambda: "times in a row" in caplog.text and not task._repairs.busy)
+        manager._upkeep.look()
+        assert not task._repairs.busy
+        assert task.damage.pairs
+        if is_ordered:
+            order_check(manager._services, [next(list_blobs(manager._services.blobs(), "")).blob_id])
+        else:
+            servers.clock.advance(3600)
+        manager._upkeep.look()
+        wait_until(lambda: not task.damage.pairs)
+        assert task.last_checkpoint is not before
 
 
 @pytest.fixture
