@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from statemgr.backends.changelog import backup
 from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
@@ -28,11 +29,14 @@ from statemgr.flows.owner import Owner
 from statemgr.flows.upkeep import order_check
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.commit import Change
+from statemgr.phases import Phase, observed
 from statemgr.ports import list_blobs
 from statemgr.services import Services
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK, attempt, lose_acknowledgements
+from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 
 CONFIG: dict[str, object] = {
@@ -290,6 +294,47 @@ def test_a_repair_that_was_given_up_is_tried_again_without_a_commit(
         manager._upkeep.look()
         wait_until(lambda: not task.damage.pairs)
         assert task.last_checkpoint is not before
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_repair_of_a_changelog_gives_way(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, reads: bool, ends: bool
+) -> None:
+    """A commit, or a close, does not wait until the repair has read the changelog for its tombstones, or has sent the
+    state. The thread that polls would wait with it."""
+    seen, begun = list[Phase](), threading.Event()
+    config = servers.on_disk(with_changes(servers.config, task__backup__factories=["kafka-changelog"]), "one")
+    with servers.manager(config, "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+
+        def wait_once() -> None:
+            if not begun.is_set():
+                begun.set()
+                wait_until(lambda: task._turn._waiting > 0)
+
+        def deletes_of(*of: object) -> Iterator[Sequence[Change]]:
+            if reads:
+                wait_once()
+            yield ()
+
+        def note(phase: Phase, subject: str) -> None:
+            seen.append(phase)
+            if phase is Phase.SEND_CHANGELOG:
+                wait_once()
+
+        task.store("totals").put(b"k", b"1")
+        task.commit({"orders-0": 1})
+        monkeypatch.setattr(backup, "deletes_of", deletes_of)
+        with observed(note):
+            task.damage.found("kafka-changelog", "totals", "told to")
+            assert begun.wait(30)
+            if ends:
+                task.close()
+            else:
+                task.commit({"orders-0": 2})
+                assert not task.damage.pairs
+        assert seen.count(Phase.COMMIT_TRANSACTION) == (0 if ends else 1)
 
 
 @pytest.fixture
