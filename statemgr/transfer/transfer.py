@@ -63,6 +63,9 @@ class Transfer(Downloads):
             as they are.
         patience_s: seconds that a hedged upload waits until others have ended.
         counts: where extra requests are counted.
+
+    Attributes:
+        deleted: blobs that were deleted after their TTL could not be removed. It need not be removed any more.
     """
 
     def __init__(
@@ -89,6 +92,9 @@ class Transfer(Downloads):
         self._compress_in = compress_in
         self.hedged_puts = Hedger(clock, executors, threads=_HEDGED_PUTS, count=count_put) if hedged else None
         self.hedged_bytes = Room(clock, _HEDGED_BYTES, patience_s)
+        self.deleted: set[str] = set()
+        #: blobs whose TTL could not be removed
+        self._expiring: set[str] = set()
 
     def batch(self, report: Callable[[], None] = lambda: None) -> Batch:
         """Jobs of a caller's own, on the same threads and in turn with all others. ``report``: as of
@@ -194,8 +200,14 @@ class Transfer(Downloads):
         return self.for_each(blob_ids, look)
 
     def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
-        """Remove the TTL of blobs in parallel."""
-        return self.for_each(blob_ids, self._blobs.remove_ttl)
+        """Remove the TTL of blobs in parallel. Those that :attr:`deleted` has are done, and it forgets them."""
+        wanted = dict.fromkeys(blob_ids)
+        done = self.deleted & wanted.keys()
+        self.deleted -= done
+        failed = self.for_each((blob for blob in wanted if blob not in done), self._blobs.remove_ttl)
+        self._expiring -= wanted.keys() - failed.keys()
+        self._expiring |= failed.keys()
+        return failed
 
     def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Delete blobs, in parallel and with few requests."""
@@ -208,6 +220,7 @@ class Transfer(Downloads):
         chunks = [tuple(wanted[start : start + _TOGETHER]) for start in range(0, len(wanted), _TOGETHER)]
         for chunk, error in self.for_each(chunks, delete).items():
             failed |= dict.fromkeys(chunk, error)
+        self.deleted |= self._expiring.intersection(wanted).difference(failed)
         return failed
 
     def for_each(self, items: Iterable[T], action: Callable[[T], None]) -> Mapping[T, StatemgrError]:

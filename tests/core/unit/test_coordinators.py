@@ -24,6 +24,7 @@ from statemgr.errors import (
     UnavailableError,
 )
 from statemgr.flows import worker
+from statemgr.flows.committing import clean_up
 from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.owner import Owner
 from statemgr.flows.upkeep import order_check
@@ -143,6 +144,62 @@ def test_a_ttl_that_cannot_be_removed_costs_few_requests(
         for number in range(50, 57):
             commit(number)
         assert not with_ttl(servers)
+
+
+def test_blobs_that_were_deleted_need_no_ttl_removed(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 13: their TTLs count towards no limit, no checkpoint lists them, and nobody takes them for lost."""
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        raise AccessDenied("no right to delete tags, whether it exists or not", blob=blob_id)
+
+    monkeypatch.setattr(clean_up, "MOST_OUTSTANDING", 20)
+    config = with_changes(servers.on_disk(servers.config, "one"), task__checkpoint__retained=2)
+    with servers.manager(config, "kafka-partition") as manager:
+        task, blobs = manager.open_task(TASK), manager._services.blobs()
+
+        def commit(number: int) -> Checkpoint:
+            servers.clock.advance(10)
+            task.store("totals").put(b"k", b"%d" % number)
+            return task.commit({"orders-0": number})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+            for number in range(30):
+                before = {blob.blob_id for blob in list_blobs(blobs, "")}
+                assert {one.blob_id for one in commit(number).outstanding_ttl} <= before
+        wait_until(lambda: task.damage.suspicion is None)
+        for number in range(30, 37):
+            commit(number)
+        assert not with_ttl(servers)
+        assert "disappeared" not in caplog.text
+        assert task.damage.suspicion is None
+        assert not manager._services.transfer().deleted
+
+
+def test_ttls_that_a_dead_owner_has_left_are_counted(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blob store is away while the next owner opens the task from its local copy: it cannot read which blobs they
+    are, but the metric does not say that there are none."""
+
+    def refuse(self: MemoryBlobStore, blob_id: str, *_: object) -> NoReturn:
+        raise AccessDenied("told to", blob=blob_id)
+
+    config = with_changes(servers.on_disk(servers.config, "one"), task__commit__snapshot__interval=["10 commits"])
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            task.store("totals").put(b"k", bytes(10_000))
+            task.commit({"orders-0": 1})
+    assert with_ttl(servers)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBlobStore, "get", refuse)
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            assert [of for (_,), of in task.owner.blobs_with_ttl()] == [1]
+            patch.undo()
+            task.commit({"orders-0": 2})
+            assert [of for (_,), of in task.owner.blobs_with_ttl()] == [0]
+    assert not with_ttl(servers)
 
 
 def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(
