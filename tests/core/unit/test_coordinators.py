@@ -175,7 +175,6 @@ def test_blobs_that_were_deleted_need_no_ttl_removed(
         assert not with_ttl(servers)
         assert "disappeared" not in caplog.text
         assert task.damage.suspicion is None
-        assert not manager._services.transfer().deleted
 
 
 def test_ttls_that_a_dead_owner_has_left_are_counted(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
