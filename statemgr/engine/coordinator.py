@@ -129,12 +129,15 @@ class Coordinator:
         return True
 
     def look(self, task: str, turn: Turn) -> None:
-        """Check a part of the backups of the task's current checkpoint. Any thread may call this.
+        """Check a part of the backups of the task's current checkpoint, and let a repair that was given up begin again
+        if the task has its turn. Any thread may call this.
 
         Raises: RetryableError, AccessDenied: something could not be checked.
         """
         if self.owner.is_fenced:
             return
+        if turn.of(task) is not None:  # not in each look: a repair may restore and upload the whole store
+            self.damage_of(task).remind()
         found, damage = look(self._services, task, lambda: self.published.checkpoint(task), turn), self.damage_of(task)
         if found is None:
             damage.suspect()

@@ -51,7 +51,7 @@ class JobCoordinator(Coordinator):
         self._repairing = threading.RLock()
         services.in_parallel("open", lambda task: self.clean_ups[task].at_open(published.records[task]), self.clean_ups)
         for clean_up in self.clean_ups.values():
-            clean_up.damage.watch(self._check_backups)
+            clean_up.damage.watch(self._check_backups, lambda: self._repairs.busy)
 
     @classmethod
     def acquire(
@@ -173,8 +173,7 @@ class JobCoordinator(Coordinator):
             if damage.pairs & made:
                 damage.repaired(made)
                 damage.suspect()
-            if not self._repairs.busy:
-                damage.remind()
+            damage.remind()
         try:
             self._cleaner.start(clean_up_all)
         except RetryableError as error:

@@ -404,8 +404,7 @@ class Task:
                 prepared = self._prepare(frozen, whole)
                 self._coordinator.publish(frozen, prepared, input_ids)
                 self._coordinator.make_whole()
-                if not self._repairs.busy:
-                    self.damage.remind()
+                self.damage.remind()
                 checkpoint = self._coordinator.checkpoint
                 assert checkpoint is not None
                 self.metrics.log.committed(checkpoint)
@@ -430,7 +429,10 @@ class Task:
 
     def watch_backups(self) -> None:
         """Check the backups and repair damage in the background from now on."""
-        self.damage.watch(lambda: self._repairs.wake("checking and repairing the backups", self.check_up))
+        repairs = self._repairs
+        self.damage.watch(
+            lambda: repairs.wake("checking and repairing the backups", self.check_up), lambda: repairs.busy
+        )
 
     def check_up(self) -> bool:
         """Check the backups of the current checkpoint and repair damage. Not for the task's own thread.

@@ -180,9 +180,9 @@ class TaskCoordinator(Coordinator):
                 self._stores[store].copy_published()
             attachments = repeated_attachments(record.current)
             base, prepared = prepare_repair(self._services, record, base, attachments=attachments, check=give_way)
+            repeated = FrozenCommit(prepared.attempt, base, prepared.input_offsets, {})
+            with self._metrics.commit():  # it gives way here, too, while it fills a changelog
+                self.publish(repeated, prepared, lambda: prepared.input_topic_ids)
         except GivesWay:
             return False
-        repeated = FrozenCommit(prepared.attempt, base, prepared.input_offsets, {})
-        with self._metrics.commit():
-            self.publish(repeated, prepared, lambda: prepared.input_topic_ids)
         return True

@@ -126,10 +126,14 @@ class Damage:
         self._pairs: dict[tuple[str, str], None] = {}
         self._suspicions = self._answered = 0
         self._changed: Callable[[], None] = lambda: None
+        self._is_busy: Callable[[], bool] = lambda: False
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call ``changed``, from any thread, when there is something to check or to repair; now if there already is."""
-        self._changed = changed
+    def watch(self, changed: Callable[[], None], is_busy: Callable[[], bool]) -> None:
+        """Call ``changed``, from any thread, when there is something to check or to repair; now if there already is.
+
+        ``is_busy``: whether an earlier call is still being worked on, so that :meth:`remind` need not call again.
+        """
+        self._changed, self._is_busy = changed, is_busy
         if self.pairs or self.suspicion is not None:
             changed()
 
@@ -152,8 +156,8 @@ class Damage:
         self._changed()
 
     def remind(self) -> None:
-        """Ask for the check of a suspicion once more: it may have failed so often that nobody repeats it."""
-        if self.suspicion is not None:
+        """Ask for a check or a repair once more: it may have failed so often that nobody repeats it."""
+        if (self.pairs or self.suspicion is not None) and not self._is_busy():
             self._changed()
 
     def found(self, factory: str, store: str, why: object) -> None:

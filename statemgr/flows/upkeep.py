@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from statemgr.backends.blobs.names import is_index_blob
 from statemgr.errors import CorruptError, MissingBlob, MissingError, StatemgrError
+from statemgr.logs import counted
 from statemgr.model.checkpoint import BlobRef, ChangelogMarker, Checkpoint
 from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
@@ -34,7 +35,7 @@ _HOUR_S, _DAY_S = 3600.0, 24 * 3600.0
 _SMALL = 1024 * 1024
 #: Times that a task is looked at again because it has published meanwhile.
 _TRIES = 5
-#: Orders that are read, and the bytes of one.
+#: Orders that one look reads, and the most bytes of an order.
 _MOST_ORDERS, _ORDER_BYTES = 100, 1024 * 1024
 #: (factory, store) → what is damaged
 Found = Mapping[tuple[str, str], str]
@@ -102,7 +103,13 @@ class Upkeep:
             return frozenset()
         store = self._services.blobs()
         there = {info.blob_id: info.size for info in list_blobs(store, order_prefix(self._services))}
-        new = [order for order, size in sorted(there.items()) if order not in self._orders and size <= _ORDER_BYTES]
+        new = sorted(there.keys() - self._orders)
+        if len(new) > _MOST_ORDERS:
+            ignored = counted(len(new) - _MOST_ORDERS, "order")
+            what = (
+                "ignored %s to check blobs, all but the newest %d: run `statemgr snapshots verify --repair` again later"
+            )
+            log.warning(what, ignored, _MOST_ORDERS)
         named = [_read_order(self._services, order, there[order]) for order in new[-_MOST_ORDERS:]]
         self._orders = set(there)
         return frozenset(blob_id for blobs in named for blob_id in blobs)
@@ -211,12 +218,29 @@ def order_prefix(services: Services) -> str:
 
 def order_check(services: Services, blob_ids: Collection[str]) -> None:
     """Let the owners check these blobs soon, and make damaged backups again. Raises: UnavailableError, AccessDenied."""
-    order, body = f"{order_prefix(services)}{services.ids.attempt_id()}", "\n".join(sorted(blob_ids)).encode()
-    services.blobs().put(order, body, ttl_days=services.config.ttl_days)
+    for body in _orders(blob_ids):
+        order = f"{order_prefix(services)}{services.ids.attempt_id()}"
+        services.blobs().put(order, body, ttl_days=services.config.ttl_days)
+
+
+def _orders(blob_ids: Iterable[str]) -> Iterator[bytes]:
+    """Orders that together have these names, one a line."""
+    lines: list[bytes] = []
+    size = 0
+    for line in (blob_id.encode() for blob_id in sorted(blob_ids)):
+        if lines and size + len(line) > _ORDER_BYTES:
+            yield b"\n".join(lines)
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line) + 1
+    yield b"\n".join(lines)
 
 
 def _read_order(services: Services, order: str, size: int) -> Sequence[str]:
-    """The names in an order, one a line. One that cannot be read is logged, and names nothing."""
+    """The names in an order. One that cannot be read is logged, and names nothing."""
+    if size > _ORDER_BYTES:
+        log.warning("the order %s to check blobs was ignored: it has more than %d bytes", order, _ORDER_BYTES)
+        return ()
     buffer, filled = bytearray(size), 0
     try:
         with services.blobs().get(order) as reader:

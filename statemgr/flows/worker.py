@@ -161,8 +161,8 @@ class Worker(Generic[T]):
                     continue
                 tell(
                     log, Event.FAILED,
-                    "%s: %s failed %d times in a row and is no longer tried: %s. Fix the reason; the next commit or "
-                    "opening tries again",
+                    "%s: %s failed %d times in a row: %s. Fix the reason; it is tried again within an hour, and after "
+                    "a commit",
                     self._subject, what, failures, error, level=logging.ERROR,
                 )  # fmt: skip
                 failures, pause_s = 0, None

@@ -90,12 +90,14 @@ class PreparedChanges:
 
     ``fill``: the changes are the whole state, and every other key in the topic needs a tombstone. ``local``: changes
     that stay in this process (never encoded). ``inline``: the bytes of a change segment. ``blob``: where it is.
+    ``check``: a fill in this process calls it now and then, and stops if it raises (never encoded).
     """
 
     fill: bool
     local: ChangeSet | None = None
     inline: bytes | None = None
     blob: BlobRef | None = None
+    check: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

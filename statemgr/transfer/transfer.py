@@ -7,6 +7,7 @@ blob store itself retries and verifies uploads.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from statemgr.blobs.body import body_size
 from statemgr.blobs.counting import BlobCounts
-from statemgr.errors import CorruptFile, StatemgrError
+from statemgr.errors import CorruptFile, MissingBlob, StatemgrError
 from statemgr.local.transfer_files import SourceFile
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
@@ -34,6 +35,8 @@ _HEDGED_PUTS = 64
 _HEDGED_BYTES = 64 * 1024 * 1024
 #: Blobs that are deleted in one call of the store.
 _TOGETHER = 100
+#: Deleted blobs that are remembered.
+_MOST_DELETED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class Transfer(Downloads):
             as they are.
         patience_s: seconds that a hedged upload waits until others have ended.
         counts: where extra requests are counted.
+
+    Attributes:
+        deleted: blobs that were deleted after their TTL could not be removed, so that nobody has to remove it.
     """
 
     def __init__(
@@ -89,6 +95,10 @@ class Transfer(Downloads):
         self._compress_in = compress_in
         self.hedged_puts = Hedger(clock, executors, threads=_HEDGED_PUTS, count=count_put) if hedged else None
         self.hedged_bytes = Room(clock, _HEDGED_BYTES, patience_s)
+        self._noting = threading.Lock()
+        self.deleted: dict[str, None] = {}
+        #: blobs whose TTL could not be removed
+        self._expiring: set[str] = set()
 
     def batch(self, report: Callable[[], None] = lambda: None) -> Batch:
         """Jobs of a caller's own, on the same threads and in turn with all others. ``report``: as of
@@ -194,8 +204,13 @@ class Transfer(Downloads):
         return self.for_each(blob_ids, look)
 
     def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
-        """Remove the TTL of blobs in parallel."""
-        return self.for_each(blob_ids, self._blobs.remove_ttl)
+        """Remove the TTL of blobs in parallel, except of those that :attr:`deleted` has."""
+        wanted = [blob for blob in blob_ids if blob not in self.deleted]
+        failed = self.for_each(wanted, self._blobs.remove_ttl)
+        with self._noting:
+            self._expiring.difference_update(wanted)
+            self._expiring.update(blob for blob, error in failed.items() if not isinstance(error, MissingBlob))
+        return failed
 
     def delete_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
         """Delete blobs, in parallel and with few requests."""
@@ -208,6 +223,12 @@ class Transfer(Downloads):
         chunks = [tuple(wanted[start : start + _TOGETHER]) for start in range(0, len(wanted), _TOGETHER)]
         for chunk, error in self.for_each(chunks, delete).items():
             failed |= dict.fromkeys(chunk, error)
+        with self._noting:
+            done = self._expiring.intersection(wanted).difference(failed)
+            self._expiring -= done
+            self.deleted |= dict.fromkeys(done)
+            while len(self.deleted) > _MOST_DELETED:
+                del self.deleted[next(iter(self.deleted))]
         return failed
 
     def for_each(self, items: Iterable[T], action: Callable[[T], None]) -> Mapping[T, StatemgrError]:

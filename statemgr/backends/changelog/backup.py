@@ -8,10 +8,11 @@ broker in ``stage``, before the transaction, whether the topic was created again
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Generic, TypeVar
 
 from statemgr.backends.changelog.integrity import FillGuard, Losses, OwnRecords, continues, extended, loss_of, read_tail
 from statemgr.config.factories import KAFKA_CHANGELOG
@@ -36,6 +37,7 @@ from statemgr.ports import (
 from statemgr.services import Services
 from statemgr.transfer.packs import PackedBlob
 
+T = TypeVar("T")
 #: Up to this many bytes, a segment is inside the prepared commit.
 INLINE_LIMIT = 16 * 1024
 #: Seconds for which a broker's description of a topic is reused: one commit of many tasks asks once.
@@ -75,7 +77,7 @@ class ChangelogBackup(BackupManager):
         if isinstance(changes, FrozenChanges):
             changes = changes.net()  # a value that Kafka refuses must not come again after it was replaced
         if not portable:
-            return PreparedBackup(changes=PreparedChanges(fill, local=changes))
+            return PreparedBackup(changes=PreparedChanges(fill, local=changes, check=snapshot.check))
         return PreparedBackup(changes=self._portable(snapshot, changes, fill))
 
     def stage(self, identity: StoreIdentity, changes: PreparedChanges, base: Marker | None) -> StagedChanges:
@@ -106,12 +108,13 @@ class ChangelogBackup(BackupManager):
             return _Staged(identity, self._own, target, (self._local(changes),))
         start, end = self._services.changelog().bounds(topic, partition)
         self._guard.check_fill(identity, info, partition, base, start, end)
-        deletes = deletes_of(self._services, topic, partition, start, end)
+        deletes = _Checked(deletes_of(self._services, topic, partition, start, end), changes.check)
         tombstones = ScratchChanges.write(self._services.scratch_file("tombstones"), chain.from_iterable(deletes))
         self._own.known_until(info, partition, end)
         # every key from before the end gets a tombstone, so a replay may begin there
         target = ChangelogMarker(topic, info.topic_id, partition, end, start=end)
-        return _Staged(identity, self._own, target, (tombstones, self._local(changes)))
+        parts = [_Checked(part, changes.check) for part in (tombstones, self._local(changes))]
+        return _Staged(identity, self._own, target, parts)
 
     def carry(self, identity: StoreIdentity, base: Marker) -> Marker | None:
         """Asks no broker: :meth:`loss_of` notices a changelog that was created again, and so does the next opening."""
@@ -220,11 +223,24 @@ class _Inline:
         return read_segment(io.BytesIO(self.data))
 
 
+@dataclass(frozen=True)
+class _Checked(Generic[T]):
+    """Items, with a call of ``check`` before each."""
+
+    items: Iterable[T]
+    check: Callable[[], None]
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.items:
+            self.check()
+            yield item
+
+
 class _Staged:
     """Changes that are ready to be sent, in order. ``target``: the marker if there is nothing to send."""
 
     def __init__(
-        self, identity: StoreIdentity, own: OwnRecords, target: ChangelogMarker, parts: tuple[Iterable[Change], ...]
+        self, identity: StoreIdentity, own: OwnRecords, target: ChangelogMarker, parts: Sequence[Iterable[Change]]
     ) -> None:
         self._identity = identity
         self._own = own

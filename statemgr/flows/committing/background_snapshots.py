@@ -13,13 +13,15 @@ Steps, for one store at a time, while its task continues or the next attempts ru
 
 Nothing here changes which state is current, and the segments keep everything meanwhile. A task tolerates failures up to
 a limit. Attempts tolerate all of them. But if the segments reach twice the amount that makes a snapshot due, the next
-attempt, or the first commit of an owner, makes the snapshot itself. So a job whose owners never live long enough for a
-background snapshot has bounded chains, too.
+attempt, or the first commit of an owner, makes the snapshot itself. If the snapshot is twice as old as the interval, an
+owner starts one in the background after its first commit. So a job whose owners never live long enough for a background
+snapshot to become due has bounded chains, too.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -30,6 +32,7 @@ from typing import Protocol
 from statemgr.errors import CorruptError, MissingError, RetryableError, StatemgrError
 from statemgr.flows.worker import Worker
 from statemgr.logs import Event, size, tell
+from statemgr.model.chain import MAX_SEGMENTS
 from statemgr.model.checkpoint import Checkpoint, Marker
 from statemgr.model.hashing import content_hash
 from statemgr.phases import Phase, flow
@@ -40,6 +43,8 @@ from statemgr.stores.open_store import OpenStore
 log = logging.getLogger(__name__)
 #: Number of intervals after which an attempt, or an owner's first commit, makes the snapshot itself.
 _OVERDUE = 2
+#: Segments that make a snapshot due, whatever the interval. A chain cannot have more than four times as many.
+_MOST_SEGMENTS = MAX_SEGMENTS // 4
 #: Seconds that the closes of a process together wait for snapshots that are nearly done, within a minute.
 _PATIENCE_S = 1.0
 _MINUTE_S = 60.0
@@ -82,7 +87,8 @@ class PublishedChain:
         is ``seconds`` old and that is an interval or more."""
         commits, size = self.backlog.segments // intervals, self.backlog.size // intervals
         share = share_of_interval(self.store.identity)
-        return self.services.config.snapshot_interval.is_over(commits, size, seconds, share=share)
+        interval = self.services.config.snapshot_interval
+        return commits >= _MOST_SEGMENTS or interval.is_over(commits, size, seconds, share=share)
 
     def snapshot_age_s(self) -> float:
         """Seconds since the snapshot was made; infinite if its index is lost."""
@@ -127,8 +133,9 @@ class BackgroundSnapshots:
         self.worker: Worker[None] = Worker(services, f"snapshot-{task}", f"task {task}")
         #: Held while a snapshot uses the database.
         self._at_database = threading.Lock()
-        #: stores of which this owner has not looked whether a snapshot is overdue
+        #: stores of which this owner has not looked whether a snapshot is overdue, and whether it is old
         self._inherited = set(stores)
+        self._of_unknown_age = set(stores) if interval else set[str]()
         #: store → the database's sequence number that its last snapshot does not exceed
         self._made: dict[str, int] = {}
         #: the newest checkpoint, and the sequence number of each store there
@@ -208,10 +215,14 @@ class BackgroundSnapshots:
 
     def _due(self, store: OpenStore, checkpoint: Checkpoint) -> PublishedChain | None:
         """Step 1."""
-        name = store.identity.store
-        seconds = self._services.clock.monotonic() - self._last[name]
+        name, interval_s = store.identity.store, self._services.config.snapshot_interval.seconds or 0
         for chain in published_chains(self._services, store, checkpoint, in_session=True):
             self._metrics.backlog(name, chain.backlog.segments, chain.backlog.size)
+            if name in self._of_unknown_age and chain.needs_snapshot:
+                if chain.snapshot_age_s() >= _OVERDUE * interval_s:  # no earlier owner has lived long enough
+                    self._last[name] = -math.inf
+                self._of_unknown_age.discard(name)
+            seconds = self._services.clock.monotonic() - self._last[name]
             if chain.needs_snapshot and store.is_whole and chain.is_over(seconds=seconds):
                 return chain
         return None

@@ -60,12 +60,17 @@ class CleanUp:
     @property
     def outstanding(self) -> tuple[OutstandingTtl, ...]:
         """Published blobs that still have a TTL. The next checkpoint lists them."""
-        return tuple(OutstandingTtl(blob, since) for blob, since in sorted(self._outstanding.items()))
+        outstanding = sorted(self._outstanding.items())
+        if outstanding and self._services.config.blob_uri is not None:
+            deleted = self._services.transfer().deleted
+            outstanding = [found for found in outstanding if found[0] not in deleted]
+        return tuple(OutstandingTtl(blob, since) for blob, since in outstanding)
 
     @property
     def count_outstanding(self) -> int:
-        """The number of :attr:`outstanding`. Any thread may ask."""
-        return len(self._outstanding)
+        """The number of blobs that still have a TTL as far as is known, at least one while markers of a dead owner's
+        last commit are unread. Any thread may ask."""
+        return len(self._outstanding) + len(self._unread)
 
     @property
     def is_unfinished(self) -> bool:

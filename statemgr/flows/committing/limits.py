@@ -17,7 +17,7 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.config.job import RECORD_LIMITS
 from statemgr.config.units import DAY_MS, HOUR_MS
-from statemgr.errors import ConfigError, InvalidError, RetryableError
+from statemgr.errors import ConfigError, InvalidError, MissingBlob, RetryableError
 from statemgr.ids import CheckpointId, IdSource, attempt_millis, task_name
 from statemgr.model import codecs
 from statemgr.model.chain import ChainSnapshot, SegmentChain
@@ -179,7 +179,7 @@ def check_young(
     Args:
         age_in_store: how long ago the oldest of some blobs was written, in milliseconds by the store's own clock.
 
-    Raises: RetryableError if garbage collection might delete the commit's blobs.
+    Raises: RetryableError if garbage collection might delete the commit's blobs, or one of them is gone.
     """
     began_ms = attempt_millis(commit.attempt)
     if not commit.added_blobs or began_ms is None:
@@ -187,7 +187,15 @@ def check_young(
     limit_ms = SHORTEST_GRACE_MS // 2
     age_ms = ids.time_ns() // 1_000_000 - began_ms
     if not -_CLOCKS_DIFFER_MS < age_ms <= limit_ms:
-        age_ms = age_in_store(commit.added_blobs)
+        try:
+            age_ms = age_in_store(commit.added_blobs)
+        except MissingBlob as error:
+            raise RetryableError(
+                f"a blob of the commit was deleted before it could be published: {error.message}",
+                hint="find out who deletes blobs, or correct this machine's clock; the next commit has the changes of "
+                "this one",
+                **{"job": config.job_name, "task": commit.task, **error.where},
+            ) from error
     if age_ms > limit_ms:
         raise RetryableError(
             f"the commit began {age_ms // 1000} s ago: its blobs may be deleted as garbage at any time",

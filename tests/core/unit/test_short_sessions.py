@@ -12,6 +12,7 @@ from statemgr import StateManager, Task
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.blobs.names import is_index_blob
 from statemgr.errors import DiskFull
+from statemgr.flows.committing import background_snapshots
 from statemgr.model.chain import SegmentChain
 from statemgr.model.checkpoint import Checkpoint
 from statemgr.model.codecs import decode_chain
@@ -22,6 +23,7 @@ from statemgr.stores.open_store import OpenStore
 from statemgr.testing import JobTester
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK
+from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 
 #: Commits after which a snapshot is due. For this task and store it is due after all of them.
@@ -95,6 +97,42 @@ def test_segments_and_unnamed_snapshots_stay_few(
     assert max(objects[8:]) < max(objects[:8]) + 100
     # on the same machine, one may wait for the next session
     assert len(found - named) <= (2 if machine == "the same" else INTERVAL * len(named))
+
+
+def test_a_limit_of_time_counts_for_owners_that_live_for_less(servers: MemoryServers, services: Services) -> None:
+    """At twice the limit, an owner makes a snapshot in the background after its first commit."""
+    number, longest = 0, 0
+    for session in range(20):
+        config = with_changes(
+            servers.on_disk(servers.config, f"{session}"), task__commit__snapshot__interval=["10 min"]
+        )
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            for _ in range(2):
+                longest = max(longest, len(chain_of(services, add(task, number)).segments))
+                assert task._coordinator.snapshots.worker.wait(60)
+                servers.clock.advance(60)
+                number += 1
+    assert longest <= 22
+    assert number == 40
+
+
+@pytest.mark.parametrize("commits", [1, 20])
+def test_a_limit_of_time_leaves_a_bound_of_segments(
+    servers: MemoryServers, services: Services, commits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many commits within the limit: a snapshot is due long before the chain is too long for a restore."""
+    monkeypatch.setattr(background_snapshots, "_MOST_SEGMENTS", INTERVAL)
+    number, longest = 0, 0
+    for session in range(20 // commits):
+        config = with_changes(
+            servers.on_disk(servers.config, f"{session}"), task__commit__snapshot__interval=["10 min"]
+        )
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            for _ in range(commits):
+                longest = max(longest, len(chain_of(services, add(task, number)).segments))
+                assert task._coordinator.snapshots.worker.wait(60)
+                number += 1
+    assert longest <= 2 * INTERVAL + 1
 
 
 def test_restarts_of_a_loop_keep_segments_few() -> None:

@@ -11,12 +11,16 @@ import pytest
 from statemgr.config import JobConfig
 from statemgr.engine.coordinator import LOOK_S, UpkeepThread
 from statemgr.errors import AccessDenied, MissingBlob
-from statemgr.flows.upkeep import Turn, look
+from statemgr.flows import upkeep
+from statemgr.flows.upkeep import Turn, Upkeep, look, order_check, order_prefix
 from statemgr.ids import IdSource
 from statemgr.model.checkpoint import BlobMarker, BlobRef
+from statemgr.ports import list_blobs
+from statemgr.testing.memory_servers import MemoryServers
 from statemgr.wiring import open_services
 from tests.blob_faults import ManualClock
 
+CONFIG = {"job.name": "orders"}
 NAMES = [f"orders/1/Partition_0/totals/{number}/index" for number in range(500)]
 TASKS = [f"Partition {number}" for number in range(3)]
 DAY_S = 24 * 3600.0
@@ -80,12 +84,12 @@ class Owner:
 def looked_at(refused: str | None) -> Counter[str]:
     """Return how often each blob was asked for in two days."""
     clock, owner = ManualClock(), Owner(refused)
-    services = open_services(JobConfig.from_mapping({"job.name": "orders"}), clock, IdSource(clock.time_ns, str))
+    services = open_services(JobConfig.from_mapping(CONFIG), clock, IdSource(clock.time_ns, str))
     topics: Any = SimpleNamespace(look=lambda: None)
-    upkeep = UpkeepThread(services, topics, lambda: [owner])  # type: ignore[list-item]
+    thread = UpkeepThread(services, topics, lambda: [owner])  # type: ignore[list-item]
     for _ in range(int(2 * DAY_S / LOOK_S)):
         clock.now += LOOK_S
-        upkeep.look()
+        thread.look()
     services.close()
     return owner.asked
 
@@ -119,3 +123,21 @@ def test_damage_is_found_next_to_a_blob_that_cannot_be_checked() -> None:
     del failed[refs[1]]
     with pytest.raises(AccessDenied):
         look(services, TASKS[0], lambda: checkpoint, turn)
+
+
+def test_an_order_of_many_blobs_is_read(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The names after 1 MiB are in further orders. If there are too many orders, the log says so."""
+    services = servers.services(servers.on_disk(servers.config, "one"))
+    names = {
+        f"orders/1/Partition_0/totals/1704067200000-142d451c86b7487f/{number:06d}.sst.0" for number in range(30_000)
+    }
+    order_check(services, names)
+    orders = list(list_blobs(services.blobs(), order_prefix(services)))
+    assert len(orders) == 3
+    assert Upkeep(services).turn().ordered == names
+    monkeypatch.setattr(upkeep, "_MOST_ORDERS", 2)
+    assert Upkeep(services).turn().ordered < names
+    assert "ignored 1 order to check blobs" in caplog.text
+    services.close()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -557,6 +558,16 @@ def test_a_commit_that_is_too_old_is_not_published(job: Job) -> None:
         check(prepared(job, skew_s), 60)
         with pytest.raises(RetryableError, match="garbage"):
             check(prepared(job, skew_s), DAY_S / 2 + 1)
+
+
+def test_a_commit_whose_blob_is_gone_is_made_again(job: Job) -> None:
+    """A clock that has jumped is no reason to end a loop for a blob that nothing published needs."""
+
+    def gone(blob_ids: object) -> NoReturn:
+        raise MissingBlob("the blob does not exist", blob="orders/1/Partition_0/totals/a/index")
+
+    with pytest.raises(RetryableError, match="was deleted before"):
+        check_young(job.config, IdSource(job.clock.time_ns, str), prepared(job, DAY_S), gone)
 
 
 # --- TTLs, order, numbers -----------------------------------------------------------------------------------
