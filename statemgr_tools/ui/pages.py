@@ -410,7 +410,9 @@ def _looked_up(view: JobView, config: StoreConfig, given: Parameters, same: Mapp
         key = _key(given["key"], config)
         value = view.get(*place, key)
         if value is None:
-            return tag("p", f"The store has no key {given['key']}.", role="status")
+            hexadecimal = config.key_serde == "bytes" and given["key"].startswith("0x")
+            more = " Digits after 0x are read as hexadecimal, also those of text." if hexadecimal else ""
+            return tag("p", f"The store has no key {given['key']}.{more}", role="status")
         return _items(config, Found(((key, value),), None), same)
     if "prefix" in given or "after" in given:
         prefix = _key(given["prefix"], config) if given.get("prefix") else None

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from statemgr.cli.main import cli
 from statemgr.cli.store import parse, render, text
@@ -71,6 +71,7 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
     [
         (b"abc", "bytes", "abc"),
         (b"\xff\x00", "bytes", "0xff00"),
+        (b"0x41", "bytes", "0x30783431"),
         (b"a\nb", "bytes", "0x610a62"),
         (b"\xff", "hex", "ff"),
         (b'{"a":1}', "json", {"a": 1}),
@@ -85,6 +86,24 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
 def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, value: object) -> None:
     """Values become something that JSON can hold. Bytes that are not text become hexadecimal."""
     assert render(data, serde) == value
+
+
+@pytest.mark.parametrize("key", [b"A", b"0x41", b"0x", b"0xz", b"0X41", b"\xff", b"", b"a\nb"])
+def test_a_key_that_is_shown_can_be_given_back(key: bytes) -> None:
+    """Text that begins with 0x is shown as hexadecimal: given as it is, it would be read as another key."""
+    assert parse(render(key, "bytes"), "bytes") == key
+
+
+def test_a_key_that_begins_with_0x_is_found(servers: MemoryServers, tmp_path: Path) -> None:
+    """As text with --key-serde, which the hint of a failed look-up names; or as it is shown."""
+    file = job_with(servers, tmp_path, (b"0x41", b"1"))
+
+    def get(*given: str) -> Result:
+        return CliRunner().invoke(cli, ["store", "get", "totals", "--config", str(file), *given])
+
+    found = get("0x41")
+    assert (found.exit_code, "--key-serde string" in found.stderr) == (1, True)
+    assert [get("--key-serde", "string", "0x41").stdout, get("0x30783431").stdout] == ["1\n", "1\n"]
 
 
 @pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer"), (b"", _DATES)])
