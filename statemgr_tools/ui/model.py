@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TypeVar
 
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
+from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError, UnavailableError
 from statemgr.health.diagnosis import PATIENCE_S, Diagnosis
 from statemgr.health.overview import JobMonitor, JobOverview
 from statemgr.health.problems import Problem, in_order, of_error
 from statemgr.health.processes import Fill, Processes, Sample
 from statemgr.health.slow_reads import Patient
-from statemgr.health.stages import positions, survey
+from statemgr.health.stages import size_of
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
 from statemgr.ports import ReadableStore
 from statemgr_tools.ui.checks import Checks, Run
@@ -238,23 +240,33 @@ class JobView:
             name = (task, store, checkpoint_id)
             if self._open is None or self._open.name != name:
                 self._close_store()
-                self._check_size(task, store)
+                self._check_size(task, store, checkpoint_id)
                 with ExitStack() as stack:
                     opened = stack.enter_context(self.monitor.reader.open_store(task, store, checkpoint_id))
                     self._open = _Open(name, opened, stack.pop_all())
             return read(self._open.store)
 
-    def _check_size(self, task: str, store: str) -> None:
-        services = self.monitor.services
-        found = survey(services, positions(services, [self.record(task)], [store]))
-        size = max((one.size for one in found), default=0)
-        if size > self._most_bytes:
-            raise InvalidError(
-                f"the store has {size:,} bytes, and a look-up may fetch all of them to this machine",
-                hint="start the page with a larger --most-bytes, or use `statemgr store get`",
-                task=task,
-                store=store,
-            )
+    def _check_size(self, task: str, store: str, checkpoint_id: str) -> None:
+        """Raises: InvalidError if a restore would fetch too much, from the first backend that has the checkpoint."""
+        checkpoint = self.monitor.reader.checkpoint(task, checkpoint_id)
+        for factory in self.config.store(store).restore_factories:
+            marker = checkpoint.marker(factory, store)
+            if marker is None:
+                continue
+            try:
+                found = size_of(self.monitor.services, Catalogue(self.monitor.services.transfer), task, store, marker)
+            except (MissingError, CorruptError, ConfigError):
+                continue  # the restore takes the next one, too
+            if found is not None and found > self._most_bytes:
+                about = "about " if factory == KAFKA_CHANGELOG else ""
+                raise InvalidError(
+                    f"{factory} has {about}{found:,} bytes of the store, and a look-up may fetch all of them to this "
+                    "machine",
+                    hint="start the page with a larger --most-bytes, or use `statemgr store get`",
+                    task=task,
+                    store=store,
+                )
+            return
 
     def _close_store(self) -> None:
         opened, self._open = self._open, None
