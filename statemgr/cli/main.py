@@ -319,9 +319,10 @@ def cli(debug: bool) -> None:
         # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
         logging.getLogger("statemgr.config").addHandler(_NOTICES)
-        waits = logging.getLogger("statemgr.kafka.metadata")
-        waits.addHandler(_NOTICES)
-        waits.setLevel(logging.INFO)
+        for name in ("metadata", "reader"):  # they say what a command waits for
+            waits = logging.getLogger(f"statemgr.kafka.{name}")
+            waits.addHandler(_NOTICES)
+            waits.setLevel(logging.INFO)
 
 
 def main() -> None:

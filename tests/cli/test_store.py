@@ -13,9 +13,12 @@ from click.testing import CliRunner, Result
 from statemgr.cli.main import cli
 from statemgr.cli.store import parse, render, text
 from statemgr.errors import InvalidError
+from statemgr.kafka import reader
+from statemgr.kafka.reader import _Reading
 from statemgr.serdes import Serde, avro_serde
 from statemgr.serdes import serde as serde_of
 from statemgr.stores.store import after_prefix
+from statemgr.testing.memory_producer import MemoryProducer
 from statemgr.testing.memory_servers import MemoryServers
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK
@@ -193,3 +196,25 @@ def test_the_end_of_a_prefix() -> None:
     assert after_prefix(b"a\xff\xff") == b"b"
     assert after_prefix(b"\xff") is None
     assert after_prefix(b"") is None
+
+
+def test_a_command_that_waits_for_an_open_transaction_says_so(
+    servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction of a dead owner hides the newest checkpoint. A line says what the command waits for."""
+    file = job_with(servers, tmp_path, (b"a", b"1"))
+    dead = MemoryProducer(servers.broker, {"transactional.id": "dead"})
+    dead.init_transactions()
+    dead.begin_transaction()
+    dead.produce(servers.config.checkpoint_topic, b"key", b"value", partition=0)
+    tell = _Reading.tell_waiting
+
+    def told(self: _Reading, left_s: float) -> None:
+        tell(self, left_s)
+        dead.abort_transaction()
+
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(_Reading, "tell_waiting", told)
+    found = CliRunner().invoke(cli, ["store", "get", "totals", "a", "--config", str(file)])
+    assert (found.exit_code, found.stdout) == (0, "1\n")
+    assert "an open transaction of another owner stops it" in found.stderr
