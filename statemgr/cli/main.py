@@ -201,6 +201,8 @@ def _config_last(arguments: list[str]) -> list[str]:
     rest = arguments[:at] + arguments[at + size :]
     if any(one in ("-c", "--config") or one.startswith("--config=") for one in rest):
         return arguments  # the option of the command counts
+    if not _takes_config(rest[at:]):
+        return rest
     end = rest.index("--") if "--" in rest else len(rest)
     return [*rest[:end], "--config", value if equals else arguments[at + 1], *rest[end:]]
 
@@ -213,6 +215,22 @@ def _configurations(error: click.ClickException, arguments: Sequence[str]) -> li
     if not any(option.name == "config_file" for option in context.command.params):
         return []
     return [one for one in arguments if one in error.message and (one.endswith(".toml") or os.path.isfile(one))]
+
+
+def _takes_config(words: Sequence[str]) -> bool:
+    """Whether a command has the option for a configuration file. One that is not found, or another package's, may."""
+    command: click.Command = cli
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        if word.startswith("-"):
+            continue
+        is_known = command is not cli or word in _built_in()
+        found = command.get_command(click.Context(command), word) if is_known else None
+        if found is None:
+            return True
+        command = found
+    return any("--config" in option.opts for option in command.params)
 
 
 def _choices(error: click.ClickException) -> Iterator[str]:
@@ -300,7 +318,7 @@ def _not_installed(name: str, module: str) -> click.Command:
 @click.version_option(__version__, prog_name="statemgr")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option(
-    "--config", "-c", type=click.Path(), expose_value=False, help="Configuration file, if the command has one."
+    "--config", "-c", type=click.Path(), expose_value=False, help="Configuration file, for commands that read one."
 )
 def cli(debug: bool) -> None:
     """Keyed state of stream jobs, restored in bulk from a blob store. Kafka says which state is current.
@@ -319,9 +337,10 @@ def cli(debug: bool) -> None:
         # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
         logging.getLogger("statemgr.config").addHandler(_NOTICES)
-        waits = logging.getLogger("statemgr.kafka.metadata")
-        waits.addHandler(_NOTICES)
-        waits.setLevel(logging.INFO)
+        for name in ("metadata", "reader"):  # they say what a command waits for
+            waits = logging.getLogger(f"statemgr.kafka.{name}")
+            waits.addHandler(_NOTICES)
+            waits.setLevel(logging.INFO)
 
 
 def main() -> None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @click.group("store")
 def command() -> None:
-    """Read keys from the committed state of a store. Bytes that are not text are shown as 0x…."""
+    """Read keys from the committed state of a store.
+
+    Bytes that are not text are shown as 0x…, and so is text that begins with 0x.
+    """
 
 
 @command.command("get", short_help="Print the value of a key.")
@@ -32,7 +35,8 @@ def command() -> None:
 def get_command(call: Call, key_serde: str | None, value_serde: str | None, store: str, key: str) -> None:
     """Print the value of KEY, from any task unless --task names one; exit status 1 if there is none."""
     configured = call.config.store(store)
-    wanted = parse(key, key_serde or configured.key_serde)
+    keys = key_serde or configured.key_serde
+    wanted = parse(key, keys)
     serde = value_serde_of(configured, value_serde)
     for task, opened in _stores(call, store):
         found = opened.get(wanted)
@@ -44,7 +48,9 @@ def get_command(call: Call, key_serde: str | None, value_serde: str | None, stor
         else:
             click.echo(text(value))
         return
-    show_error(f"store {store} has no such key", "a key is found only with the serde that wrote it")
+    is_hex = keys == "bytes" and key.startswith("0x")
+    more = "; for text that begins with 0x, use --key-serde string" if is_hex else ""
+    show_error(f"store {store} has no such key", f"a key is found only with the serde that wrote it{more}")
     raise SystemExit(1)
 
 

@@ -107,25 +107,37 @@ class Diagnosis:
 
     # --- servers ----------------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Ask all servers, and wait for no answer."""
+        for patient in (self._brokers, self._blobs, self._own_topics):
+            patient.ask(0)  # they run at the same time
+
     def servers(self) -> list[Problem]:
         """Problems of the brokers, of the blob store and of this machine's disks."""
-        places = [(self._brokers, Fault.BROKER_GONE, brokers(self._config))]  # 1
-        if self._config.blob_uri is not None:
-            places.append((self._blobs, Fault.BLOB_STORE_GONE, store_address(self._config)))  # 2
-        places.append((self._own_topics, Fault.BROKER_GONE, brokers(self._config)))  # 3
-        for patient, _, _ in places:
-            patient.ask(0)  # they run at the same time
-        found: list[Problem] = []
-        for patient, fault, part in places:
-            answer = patient.ask(PATIENCE_S)
-            if answer.error is not None:
-                found.append(of_error(answer.error, self._config))
-            elif answer.waiting_s is not None and answer.waiting_s >= PATIENCE_S / 2:
-                hide = self._config.hider()
-                found.append(Problem(fault, hide(part), f"There has been no answer for {answer.waiting_s:.0f} s."))
-            else:
-                found += answer.value or ()
-        return [*found, *self._disks()]  # 4
+        self.begin()
+        return [
+            *self._asked(self._brokers, Fault.BROKER_GONE),  # 1
+            *self._asked(self._blobs, Fault.BLOB_STORE_GONE),  # 2
+            *self._asked(self._own_topics, Fault.BROKER_GONE),  # 3
+            *self._disks(),  # 4
+        ]
+
+    def blobs_gone(self, record: CheckpointRecord) -> Problem | None:
+        """The problem of a blob store that does not answer when it is asked about a task; None if it answers."""
+        self._remember([record])
+        found = self._asked(self._blobs, Fault.BLOB_STORE_GONE)
+        return next((one for one in found if one.fault is Fault.BLOB_STORE_GONE), None)
+
+    def _asked(self, patient: Patient[list[Problem]], fault: Fault) -> Sequence[Problem]:
+        """What a server answers within a few seconds. ``fault``: the one of a server that does not."""
+        answer = patient.ask(PATIENCE_S)
+        if answer.error is not None:
+            return [of_error(answer.error, self._config)]
+        if answer.waiting_s is None or answer.waiting_s < PATIENCE_S / 2:
+            return answer.value or ()
+        part = store_address(self._config) if fault is Fault.BLOB_STORE_GONE else brokers(self._config)
+        detail = f"There has been no answer for {answer.waiting_s:.0f} s."
+        return [Problem(fault, self._config.hider()(part), detail)]
 
     def _replicas(self) -> list[Problem]:
         config = self._config

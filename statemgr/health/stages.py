@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.backends.changelog.restore import ChangelogRestore
@@ -14,22 +15,23 @@ from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, MissingError
 from statemgr.flows.offers import why_useless
 from statemgr.ids import task_index
-from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, CheckpointRecord
+from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, CheckpointRecord, Marker
 from statemgr.model.jobs.offers import Offer, OfferKey
 from statemgr.model.jobs.stages import BackendPosition, StorePosition, position_of, stage_of
 from statemgr.services import Services
 
 _AT_ONCE = 16
-#: Offsets at the end of a changelog whose records tell the average size.
-_SAMPLE = 2000
+#: Offsets of each part of a changelog whose records tell the average size.
+_SAMPLE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a backend holds of one store of one task, by its newest marker.
 
-    ``size``: bytes, of a changelog estimated from its newest records; None if nobody can say. ``taken_ms``: the time of
-    the checkpoint (epoch milliseconds). ``problem``: why the backend could not be asked.
+    ``size``: bytes, of a changelog estimated from samples, with the records that compaction has not removed yet; None
+    if nobody can say. ``taken_ms``: the time of the checkpoint (epoch milliseconds). ``problem``: why the backend could
+    not be asked.
     """
 
     size: int | None = None
@@ -50,8 +52,10 @@ class StoreStatus:
 
     @property
     def size(self) -> int:
-        """The bytes of the largest known copy."""
-        return max((held.size or 0 for held in self.held.values()), default=0)
+        """The bytes of the state, if the blob store has the newest one; else those of the largest known copy."""
+        is_known = any(one.factory == BLOB_STORE and not one.behind for one in self.position.backends)
+        exact = self.held[BLOB_STORE].size if is_known else None
+        return exact if exact is not None else max((held.size or 0 for held in self.held.values()), default=0)
 
 
 def positions(
@@ -89,6 +93,28 @@ def survey(
     return services.in_parallel("survey", ask, found, _AT_ONCE)
 
 
+def size_of(
+    services: Services, catalogue: Catalogue, task: str, store: str, marker: Marker, average: float | None = None
+) -> int | None:
+    """The bytes that a backend holds for a marker, as in :class:`Held`.
+
+    Args:
+        average: bytes of an offset of the store's changelog, if somebody has sampled one.
+
+    Raises: MissingError, CorruptError, ConfigError, UnavailableError, AccessDenied.
+    """
+    if isinstance(marker, ChangelogMarker):
+        start = ChangelogRestore(services).start(marker)
+        each = _sampled(services, marker, start, marker.offset) if average is None else average
+        return round((marker.offset - start) * each)
+    if isinstance(marker, BlobMarker):
+        identity = services.identity(task, store)
+        chain = catalogue.chain(identity, marker)
+        snapshot = catalogue.index(identity, chain.snapshot.index).root.size
+        return snapshot + sum(segment.size for segment in chain.segments)
+    return None
+
+
 def _held(
     services: Services, catalogue: Catalogue, position: StorePosition, backend: BackendPosition, average: float
 ) -> Held:
@@ -96,18 +122,12 @@ def _held(
         return Held()
     taken_ms = backend.newest.published_ms or backend.newest.checkpoint_id.millis
     marker = backend.newest.marker(backend.factory, position.store)
+    assert marker is not None
     try:
-        if isinstance(marker, ChangelogMarker):
-            start = ChangelogRestore(services).start(marker)
-            return Held(round((marker.offset - start) * average), taken_ms)
-        if isinstance(marker, BlobMarker):
-            identity = services.identity(position.record.task, position.store)
-            chain = catalogue.chain(identity, marker)
-            snapshot = catalogue.index(identity, chain.snapshot.index).root.size
-            return Held(snapshot + sum(segment.size for segment in chain.segments), taken_ms)
+        size = size_of(services, catalogue, position.record.task, position.store, marker, average)
     except (MissingError, CorruptError, ConfigError) as error:
         return Held(None, taken_ms, error.message)
-    return Held(None, taken_ms)
+    return Held(size, taken_ms)
 
 
 def _waiting(services: Services, position: StorePosition, offers: Mapping[OfferKey, Offer]) -> Offer | None:
@@ -126,16 +146,34 @@ def _waiting(services: Services, position: StorePosition, offers: Mapping[OfferK
 
 
 def _record_size(services: Services, position: StorePosition) -> float | None:
-    """Average bytes of an offset at the end of a store's changelog; None if it has none that is known here."""
+    """Average bytes of an offset of a store's changelog; None if it has none that is known here."""
     marker = position.record.current.marker(KAFKA_CHANGELOG, position.store)
     if not isinstance(marker, ChangelogMarker) or marker.partition != task_index(position.record.task):
         return None
     try:
         low, high = services.changelog().bounds(marker.topic, marker.partition)
-        start, end = max(low, marker.offset - _SAMPLE), min(high, marker.offset)
-        if start >= end:
-            return None
-        size = sum(batch.size for batch in services.changelog().changes(marker.topic, marker.partition, start, end))
+        return _sampled(services, marker, low, min(high, marker.offset)) if low < min(high, marker.offset) else None
     except (MissingError, CorruptError):
         return None
+
+
+def _sampled(services: Services, marker: ChangelogMarker, start: int, end: int) -> float:
+    """Average bytes of an offset in a part of a changelog, from samples.
+
+    The newest part is not compacted yet, and older parts have few records or many. So the samples are close together at
+    both ends, and each counts for the part around it.
+    """
+    if start >= end:
+        return 0.0
+    part = (end - start) // 2
+    cuts = {start, end}
+    while part > _SAMPLE:
+        cuts |= {start + part, end - part}
+        part //= 4
+    changelog, size = services.changelog(), 0.0
+    for low, high in pairwise(sorted(cuts)):
+        many = min(high - low, _SAMPLE)
+        first = low + (high - low - many) // 2
+        found = sum(batch.size for batch in changelog.changes(marker.topic, marker.partition, first, first + many))
+        size += found * (high - low) / many
     return size / (end - start)

@@ -8,6 +8,7 @@ wanted end, a transaction is still open there, and the reader waits until it has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ from statemgr.config import JobConfig
 from statemgr.errors import StatemgrError, UnavailableError
 from statemgr.kafka.clients import ANSWER_S, consumer
 from statemgr.kafka.errors import ClientErrors, damaged, is_damaged, may_pass, translate
+from statemgr.logs import Event, tell
 from statemgr.ports import Clock
 
+log = logging.getLogger(__name__)
 #: Records that are taken together. They should fit into the processor's caches and not trigger the garbage collector:
 #: measured, 10,000 together take more than twice the processor time of 500.
 _BATCH = 500
@@ -28,6 +31,8 @@ _WAIT_S = 0.02
 _RETURNED_S = 5.0
 #: Seconds that a read may make no progress, in addition to the longest life of a transaction.
 _GRACE_S = 30.0
+#: Seconds without progress after which the log says so, and between two such lines.
+_PATIENCE_S, _LOG_S = 5.0, 10.0
 
 
 class PartitionReader:
@@ -57,6 +62,7 @@ class PartitionReader:
             reading = _Reading(client, errors, topic, partition, start, end)
             client.assign([TopicPartition(topic, partition, start)])
             last_progress = self._clock.monotonic()
+            next_line = _PATIENCE_S
             while reading.position < end:
                 before, asked_s = reading.position, self._clock.elapsed()
                 # to the end there are at most this many messages, where one of them may be the news that it is the end
@@ -65,10 +71,14 @@ class PartitionReader:
                 last_progress += max(self._clock.elapsed() - asked_s - _RETURNED_S, 0.0)
                 if batch:
                     yield batch
+                waited = self._clock.monotonic() - last_progress
                 if reading.position > before:
-                    last_progress = self._clock.monotonic()
-                elif self._clock.monotonic() - last_progress > self._stall_s or errors.refused():
+                    last_progress, next_line = self._clock.monotonic(), _PATIENCE_S
+                elif waited > self._stall_s or errors.refused():
                     raise reading.stalled()
+                elif waited > next_line:
+                    next_line = waited + _LOG_S
+                    reading.tell_waiting(self._stall_s - waited)
         finally:
             client.close()
 
@@ -134,6 +144,13 @@ class _Reading:
             last = max((offset for offset in offsets if offset < high), default=self.position - 1)
             raise self._damaged(f"it has a record at offset {offsets[-1]}, and ends at {high}", last + 1)
 
+    def tell_waiting(self, left_s: float) -> None:
+        """Tell the log why there is no progress, and how long the read will wait at most."""
+        why = self.stalled()
+        if isinstance(why, UnavailableError):  # a transaction that has just ended looks like damage
+            where = f"{self.topic}-{self.partition}"
+            tell(log, Event.WAITING, "waiting for Kafka, for at most %.0f s more: %s: %s", left_s, where, why.message)
+
     def stalled(self) -> StatemgrError:
         """The error for a read without progress: credentials, unreachable brokers, damage, or an open transaction."""
         where: dict[str, str | int] = {"topic": self.topic, "partition": self.partition, "offset": self.position}
@@ -151,12 +168,12 @@ class _Reading:
             return self._translated(refused)
         if (last := self.errors.last()) is not None:
             return UnavailableError(
-                f"the topic could not be read to its end at offset {self.end}: {last}",
+                f"the topic has not been read to its end at offset {self.end}: {last}",
                 hint="check that the brokers are running",
                 **where,
             )
         return UnavailableError(
-            f"the topic could not be read to its end at {self.end}: an open transaction of another owner stops it at "
+            f"the topic has not been read to its end at {self.end}: an open transaction of another owner stops it at "
             f"{self.position}",
             hint="wait until that owner commits or its transaction.timeout.ms is over; find a transaction that never "
             "ends with `kafka-transactions.sh find-hanging`",

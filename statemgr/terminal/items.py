@@ -45,7 +45,7 @@ def parse(given: str, serde_name: str) -> bytes:
 
 
 def render(data: bytes, serde_name: str | Serde) -> Any:
-    """Bytes as a value that JSON has. Raises: InvalidError if the serde cannot read them."""
+    """Bytes as a value that JSON has: of a key, what :func:`parse` reads. Raises: InvalidError if the serde cannot."""
     from statemgr.serdes import serde
 
     if serde_name == "hex":
@@ -54,7 +54,7 @@ def render(data: bytes, serde_name: str | Serde) -> Any:
         if serde_name != "bytes":
             return _for_json(serde(serde_name).deserialize(data))
         decoded = data.decode()
-        return decoded if decoded.isprintable() else f"0x{data.hex()}"
+        return decoded if decoded.isprintable() and not decoded.startswith("0x") else f"0x{data.hex()}"
     except (ValueError, RecursionError, StatemgrError):
         if serde_name == "bytes":
             return f"0x{data.hex()}"

@@ -56,7 +56,7 @@ def command() -> None:
 def up_command(
     directory: Path, as_json: bool, kafka: bool, s3: bool, kafka_port: int | None, s3_port: int | None, write: bool
 ) -> None:
-    """Start the servers. They keep running until `statemgr dev down`. If job.toml names other addresses, say so.
+    """Start the servers. They keep running until `statemgr dev down`. If job.toml does not name them, say so.
 
     The broker needs Java 17. The first start fetches its jars with Maven, or with the Ivy of PySpark; set KAFKA_HOME to
     use an installed Kafka instead.
@@ -77,7 +77,8 @@ def up_command(
 
 
 def _compare_configuration(running: DevServers, *, write: bool) -> None:
-    """Say which lines of job.toml name other addresses, or change them. Raises: ConfigError, DiskFull, AccessDenied."""
+    """Say which lines of job.toml name other servers or none, or write them. Raises: ConfigError, DiskFull,
+    AccessDenied."""
     from statemgr.config import JobConfig
     from statemgr.errors import ConfigError
     from statemgr.terminal.options import DEFAULT_FILE
@@ -93,17 +94,19 @@ def _compare_configuration(running: DevServers, *, write: bool) -> None:
         if write:
             raise
         return  # the first command that needs it says what is wrong
-    addresses = {"kafka.bootstrap.servers": running.bootstrap_servers, "blob.store.s3.endpoint": running.s3_endpoint}
+    addresses = {"kafka.bootstrap.servers": running.bootstrap_servers}
+    if "blob.store.s3.endpoint" in found or str(found.get("blob.store.uri")).startswith("s3://"):
+        addresses["blob.store.s3.endpoint"] = running.s3_endpoint
     changes = {
         key: address
         for key, address in addresses.items()
-        if address and str(found.get(key, address)).replace("localhost", "127.0.0.1") != address
+        if address and str(found.get(key)).replace("localhost", "127.0.0.1") != address
     }
     if not changes:
         return
     lines = "\n".join(line_of(key, address) for key, address in changes.items())
     if not write:
-        say(f"{path} names other addresses. Add --write to change it, or write these lines into it:\n{lines}")
+        say(f"{path} does not name these servers. Add --write to change it, or write these lines into it:\n{lines}")
         return
     saved = TomlEdit(path, changes).write("before-dev-up")
     say(f"changed {path}; the old file is {saved}:\n{lines}")

@@ -10,18 +10,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import TypeVar
 
+from statemgr.backends.blobs.catalogue import Catalogue
 from statemgr.config import JobConfig
+from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, CorruptError, InvalidError, MissingError, StatemgrError, UnavailableError
 from statemgr.health.diagnosis import PATIENCE_S, Diagnosis
 from statemgr.health.overview import JobMonitor, JobOverview
 from statemgr.health.problems import Problem, in_order, of_error
 from statemgr.health.processes import Fill, Processes, Sample
-from statemgr.health.slow_reads import Patient
-from statemgr.health.stages import positions, survey
+from statemgr.health.slow_reads import Answer, Patient
+from statemgr.health.stages import size_of
 from statemgr.model.checkpoint import BlobMarker, ChangelogMarker, Checkpoint, CheckpointRecord, Marker
 from statemgr.ports import ReadableStore
 from statemgr_tools.ui.checks import Checks, Run
@@ -34,8 +36,6 @@ MOST_CHECKPOINTS = 50
 PAGE = 50
 #: Seconds for which an overview is reused, so that many browsers cost no more than one.
 _FRESH_S = 1.0
-#: Seconds after which the clients have given up.
-_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class JobView:
         self.checks = Checks(config, self.monitor.services)
         self._diagnosis = Diagnosis(self.monitor)
         self._overview = Patient(self._read, self.monitor.services.clock, _FRESH_S)
+        self._records = Patient(self.monitor.reader.records, self.monitor.services.clock, fresh_s=0)
         self._newest: JobOverview | None = None
         self._processes = Processes(self.metrics, config.job_name, self.monitor.services.clock)
         self._open: _Open | None = None
@@ -140,18 +141,20 @@ class JobView:
         return self.monitor.services.clock.time_ns() // 1_000_000
 
     def overview(self) -> JobOverview:
-        """Return the job now, or up to a second ago. Raises: as :meth:`JobMonitor.overview`."""
-        answer = self._overview.ask(_DEADLINE_S)
-        if answer.error is not None:
-            raise answer.error
-        if answer.value is None:
-            raise UnavailableError("the brokers have not answered yet", hint="try again in a minute")
-        return answer.value[0]
+        """Return the job now, or up to a second ago. Raises: as :meth:`JobMonitor.overview`, after a few seconds."""
+        answer = self._overview.ask(PATIENCE_S)
+        # while a new one takes long, the one before it is better than none
+        return _answered(answer if answer.value is None else replace(answer, waiting_s=None))[0]
+
+    def begin(self) -> None:
+        """Ask all servers what :meth:`look` returns, and wait for no answer."""
+        self._overview.ask(0)
+        self._processes.ask()
+        self._diagnosis.begin()
 
     def look(self) -> Look:
         """Return the job at a glance. Waits only a few seconds for servers that do not answer, and raises nothing."""
-        self._overview.ask(0)
-        self._processes.ask()
+        self.begin()
         problems = self._diagnosis.servers()
         answer = self._overview.ask(PATIENCE_S)
         if answer.value is not None:
@@ -176,29 +179,37 @@ class JobView:
     # --- a task ---------------------------------------------------------------------------------------------
 
     def record(self, task: str) -> CheckpointRecord:
-        """Return the newest record of a task. Raises: MissingState."""
+        """Return the newest record of a task. Raises: MissingState; after a few seconds, UnavailableError."""
+        _answered(self._records.ask(PATIENCE_S))
         return self.monitor.reader.retaining(tasks=[task])[0]
 
-    def timeline(self, record: CheckpointRecord) -> list[CheckpointLine]:
+    def blobs_gone(self, record: CheckpointRecord) -> str | None:
+        """Return why the blobs of a task cannot be read now. Waits only a few seconds."""
+        gone = self._diagnosis.blobs_gone(record)
+        return None if gone is None else f"the blob store cannot be read: {gone.part}. {gone.detail}"
+
+    def timeline(self, record: CheckpointRecord, *, with_blobs: bool) -> list[CheckpointLine]:
         """Return the newest retained checkpoints of a task, newest first. Raises: UnavailableError, AccessDenied."""
         shown = record.checkpoints[: MOST_CHECKPOINTS + 1]
         times = [one.published_ms or one.checkpoint_id.millis for one in shown]
         gaps = [(later - earlier) / 1000 for later, earlier in pairwise(times)] + [None]
         return [
-            CheckpointLine(one, at, gap, tuple(self._stores(record.task, one)))
+            CheckpointLine(one, at, gap, tuple(self._stores(record.task, one, with_blobs)))
             for one, at, gap in zip(shown, times, gaps, strict=True)
         ][:MOST_CHECKPOINTS]
 
-    def _stores(self, task: str, checkpoint: Checkpoint) -> Iterator[StoreLine]:
+    def _stores(self, task: str, checkpoint: Checkpoint, with_blobs: bool) -> Iterator[StoreLine]:
         for factory, stores in sorted(checkpoint.state_checkpoint_markers.items()):
             for store, marker in sorted(stores.items()):
-                yield self._store(task, store, factory, marker)
+                yield self._store(task, store, factory, marker, with_blobs)
 
-    def _store(self, task: str, store: str, factory: str, marker: Marker) -> StoreLine:
+    def _store(self, task: str, store: str, factory: str, marker: Marker, with_blobs: bool) -> StoreLine:
         if isinstance(marker, ChangelogMarker):
             return StoreLine(store, factory, f"{marker.topic}-{marker.partition} up to offset {marker.offset}")
         if not isinstance(marker, BlobMarker):
             return StoreLine(store, factory, f"{len(marker.data)} bytes of another backend")
+        if not with_blobs:
+            return StoreLine(store, factory, "not read")
         try:
             chain = self.monitor.reader.chain(task, store, marker)
             index = self.monitor.reader.snapshot(task, store, chain.snapshot.index)
@@ -238,23 +249,35 @@ class JobView:
             name = (task, store, checkpoint_id)
             if self._open is None or self._open.name != name:
                 self._close_store()
-                self._check_size(task, store)
+                self._check_size(task, store, checkpoint_id)
                 with ExitStack() as stack:
                     opened = stack.enter_context(self.monitor.reader.open_store(task, store, checkpoint_id))
                     self._open = _Open(name, opened, stack.pop_all())
             return read(self._open.store)
 
-    def _check_size(self, task: str, store: str) -> None:
-        services = self.monitor.services
-        found = survey(services, positions(services, [self.record(task)], [store]))
-        size = max((one.size for one in found), default=0)
-        if size > self._most_bytes:
-            raise InvalidError(
-                f"the store has {size:,} bytes, and a look-up may fetch all of them to this machine",
-                hint="start the page with a larger --most-bytes, or use `statemgr store get`",
-                task=task,
-                store=store,
-            )
+    def _check_size(self, task: str, store: str, checkpoint_id: str) -> None:
+        """Raises: InvalidError if a restore would fetch too much, from the first backend that has the checkpoint."""
+        checkpoint = self.monitor.reader.checkpoint(task, checkpoint_id)
+        for factory in self.config.store(store).restore_factories:
+            marker = checkpoint.marker(factory, store)
+            if marker is None:
+                continue
+            if factory == BLOB_STORE and (gone := self.blobs_gone(self.record(task))) is not None:
+                raise UnavailableError(gone, hint="the page of the tasks says what is wrong", task=task, store=store)
+            try:
+                found = size_of(self.monitor.services, Catalogue(self.monitor.services.transfer), task, store, marker)
+            except (MissingError, CorruptError, ConfigError):
+                continue  # the restore takes the next one, too
+            if found is not None and found > self._most_bytes:
+                about = "about " if factory == KAFKA_CHANGELOG else ""
+                raise InvalidError(
+                    f"{factory} has {about}{found:,} bytes of the store, and a look-up may fetch all of them to this "
+                    "machine",
+                    hint="start the page with a larger --most-bytes, or use `statemgr store get`",
+                    task=task,
+                    store=store,
+                )
+            return
 
     def _close_store(self) -> None:
         opened, self._open = self._open, None
@@ -282,3 +305,14 @@ class JobView:
             self._close_store()
         self._diagnosis.close()
         self.monitor.close()
+
+
+def _answered(answer: Answer[T]) -> T:
+    """Return the value of a read. Raises: its error; UnavailableError if it still runs."""
+    if answer.error is not None:
+        raise answer.error
+    if answer.value is None or answer.waiting_s is not None:
+        raise UnavailableError(
+            f"the brokers have not answered for {answer.waiting_s or 0:.0f} s", hint="reload the page in a minute"
+        )
+    return answer.value

@@ -52,6 +52,8 @@ class Page:
 def jobs(views: Sequence[JobView]) -> Page:
     """Show all jobs, with a link to each."""
     rows = []
+    for view in views:
+        view.begin()
     for number, view in enumerate(views):
         link = tag("a", view.config.job_key, href=f"/{number}/")
         look = view.look()
@@ -110,14 +112,15 @@ def task(view: JobView, given: Parameters) -> Page:
     record = view.record(name)
     found = view.overview()
     shown = next((one for one in found.tasks if one.task == name), None)
-    lines = view.timeline(record)
+    gone = view.blobs_gone(record)
+    lines = view.timeline(record, with_blobs=gone is None)
     samples, problems = view.samples()
     own = [one for one in samples if one.labels.get("task") == name]
     phases = [one for one in own if one.name == "statemgr_commit_seconds"]
     body = join(
         [
             _task_facts(shown) if shown is not None else None,
-            alert([*(shown.problems if shown is not None else ()), *problems, *_damaged(lines)]),
+            alert(filter(None, [gone, *(shown.problems if shown is not None else ()), *problems, *_damaged(lines)])),
             columns(
                 "Bytes uploaded by each checkpoint, over time",
                 [(line.published_ms, line.uploaded, _told(line)) for line in reversed(lines)],
@@ -410,7 +413,9 @@ def _looked_up(view: JobView, config: StoreConfig, given: Parameters, same: Mapp
         key = _key(given["key"], config)
         value = view.get(*place, key)
         if value is None:
-            return tag("p", f"The store has no key {given['key']}.", role="status")
+            hexadecimal = config.key_serde == "bytes" and given["key"].startswith("0x")
+            more = " Digits after 0x are read as hexadecimal, also those of text." if hexadecimal else ""
+            return tag("p", f"The store has no key {given['key']}.{more}", role="status")
         return _items(config, Found(((key, value),), None), same)
     if "prefix" in given or "after" in given:
         prefix = _key(given["prefix"], config) if given.get("prefix") else None

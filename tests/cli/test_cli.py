@@ -455,6 +455,14 @@ def test_the_configuration_is_named_before_or_after_the_command(run: Run, argume
     assert "requires an argument" in run("-c").output
 
 
+@pytest.mark.parametrize(
+    "arguments", [("explain", "FencedError"), ("dev", "status", "--directory", "x"), ("init", "--help")]
+)
+def test_a_configuration_before_a_command_without_one_does_no_harm(run: Run, arguments: tuple[str, ...]) -> None:
+    """As in an alias for `statemgr -c job.toml`."""
+    assert run("-c", "job.toml", *arguments).output == run(*arguments).output
+
+
 def test_a_missing_file_says_how_to_make_one(run: Run) -> None:
     """The error has exit status 2 and names the command that writes the file."""
     result = run("config", "check", "--config", "none.toml")

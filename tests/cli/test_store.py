@@ -8,14 +8,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from statemgr.cli.main import cli
 from statemgr.cli.store import parse, render, text
 from statemgr.errors import InvalidError
+from statemgr.kafka import reader
+from statemgr.kafka.reader import _Reading
 from statemgr.serdes import Serde, avro_serde
 from statemgr.serdes import serde as serde_of
 from statemgr.stores.store import after_prefix
+from statemgr.testing.memory_producer import MemoryProducer
 from statemgr.testing.memory_servers import MemoryServers
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK
@@ -71,6 +74,7 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
     [
         (b"abc", "bytes", "abc"),
         (b"\xff\x00", "bytes", "0xff00"),
+        (b"0x41", "bytes", "0x30783431"),
         (b"a\nb", "bytes", "0x610a62"),
         (b"\xff", "hex", "ff"),
         (b'{"a":1}', "json", {"a": 1}),
@@ -85,6 +89,24 @@ def test_a_key_that_is_none_is_refused(given: str, serde: str) -> None:
 def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, value: object) -> None:
     """Values become something that JSON can hold. Bytes that are not text become hexadecimal."""
     assert render(data, serde) == value
+
+
+@pytest.mark.parametrize("key", [b"A", b"0x41", b"0x", b"0xz", b"0X41", b"\xff", b"", b"a\nb"])
+def test_a_key_that_is_shown_can_be_given_back(key: bytes) -> None:
+    """Text that begins with 0x is shown as hexadecimal: given as it is, it would be read as another key."""
+    assert parse(render(key, "bytes"), "bytes") == key
+
+
+def test_a_key_that_begins_with_0x_is_found(servers: MemoryServers, tmp_path: Path) -> None:
+    """As text with --key-serde, which the hint of a failed look-up names; or as it is shown."""
+    file = job_with(servers, tmp_path, (b"0x41", b"1"))
+
+    def get(*given: str) -> Result:
+        return CliRunner().invoke(cli, ["store", "get", "totals", "--config", str(file), *given])
+
+    found = get("0x41")
+    assert (found.exit_code, "--key-serde string" in found.stderr) == (1, True)
+    assert [get("--key-serde", "string", "0x41").stdout, get("0x30783431").stdout] == ["1\n", "1\n"]
 
 
 @pytest.mark.parametrize(("data", "serde"), [(b"\xff", "string"), (b"{", "json"), (b"abc", "integer"), (b"", _DATES)])
@@ -174,3 +196,25 @@ def test_the_end_of_a_prefix() -> None:
     assert after_prefix(b"a\xff\xff") == b"b"
     assert after_prefix(b"\xff") is None
     assert after_prefix(b"") is None
+
+
+def test_a_command_that_waits_for_an_open_transaction_says_so(
+    servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction of a dead owner hides the newest checkpoint. A line says what the command waits for."""
+    file = job_with(servers, tmp_path, (b"a", b"1"))
+    dead = MemoryProducer(servers.broker, {"transactional.id": "dead"})
+    dead.init_transactions()
+    dead.begin_transaction()
+    dead.produce(servers.config.checkpoint_topic, b"key", b"value", partition=0)
+    tell = _Reading.tell_waiting
+
+    def told(self: _Reading, left_s: float) -> None:
+        tell(self, left_s)
+        dead.abort_transaction()
+
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(_Reading, "tell_waiting", told)
+    found = CliRunner().invoke(cli, ["store", "get", "totals", "a", "--config", str(file)])
+    assert (found.exit_code, found.stdout) == (0, "1\n")
+    assert "an open transaction of another owner stops it" in found.stderr

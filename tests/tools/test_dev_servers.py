@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError, UnavailableError
-from statemgr_tools.commands.dev import command
+from statemgr_tools.commands.dev import _compare_configuration, command
 from statemgr_tools.dev import down, jars, status, up
 from statemgr_tools.dev import servers as dev_servers
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
@@ -140,6 +141,27 @@ def test_dev_up_status_down_by_command_line(tmp_path: Path, monkeypatch: pytest.
         assert "kept" in admin.list_topics(timeout=_TIMEOUT_S).topics
     finally:
         down(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "written"),
+    [
+        ("s3://statemgr/a", {"kafka.bootstrap.servers": "127.0.0.1:1", "blob.store.s3.endpoint": "http://127.0.0.1:2"}),
+        ("file:///tmp/a", {"kafka.bootstrap.servers": "127.0.0.1:1"}),
+    ],
+)
+def test_addresses_that_job_toml_lacks_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, written: dict[str, str]
+) -> None:
+    """Without them, the next command would ask for the brokers, or go to Amazon."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(f'[job]\nname = "a"\n[stores.s]\n[blob.store]\nuri = "{uri}"\n')
+    before = JobConfig.from_file(Path("job.toml")).to_mapping()
+    running = DevServers(directory="x", bootstrap_servers="127.0.0.1:1", s3_endpoint="http://127.0.0.1:2")
+    for _ in range(2):
+        _compare_configuration(running, write=True)
+        assert JobConfig.from_file(Path("job.toml")).to_mapping() == {**before, **written}
+    assert len([*Path().glob("job.toml.*")]) == 1, "the second time, there is nothing to write"
 
 
 def test_the_state_file_is_for_its_owner_only(tmp_path: Path) -> None:

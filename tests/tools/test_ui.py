@@ -128,8 +128,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(kafka: KafkaServer, directory: Path) -> JobConfig:
     """Create a job of two tasks with segments on top of snapshots."""
-    serdes = {"stores__totals__key__serde": "string", "stores__totals__value__serde": "string"}
-    more = {"kafka__ssl__key__password": SECRET, "metrics__port": 0, **serdes}
+    more = {"kafka__ssl__key__password": SECRET, "metrics__port": 0, "stores__totals__value__serde": "string"}
     return JobConfig.from_mapping(job_mapping(kafka, directory, tasks=2, kind=SEGMENTS, **more))
 
 
@@ -232,6 +231,7 @@ def test_a_key_is_looked_up_at_a_checkpoint(site: Site, tasks: list[Task]) -> No
     """The page shows the value at the current checkpoint, and says so if a key does not exist at a checkpoint."""
     assert "value 7" in site.ask(store_path(key="key-007")).text
     assert "no key nothing" in site.ask(store_path(key="nothing")).text
+    assert "read as hexadecimal" in site.ask(store_path(key="0x6b65")).text
     older = site.view.record("Partition 0").checkpoints[-1]
     assert "no key key-110" in site.ask(store_path(key="key-110", checkpoint=str(older.checkpoint_id))).text
     assert len(re.findall("<code>", site.ask(store_path(prefix="key-01")).body)) == 20

@@ -293,8 +293,9 @@ def _print_first(first: FirstCommits, *, to_blobs: bool) -> None:
     out = console()
     if first.offered:
         out.print(f"stores that begin with an offered snapshot: {first.offered}", markup=False)
-    time = "" if first.seconds is None else f", in about {first.seconds:,.0f} s"
-    out.print(f"the first commits write about {size(first.size)}{time}", markup=False)
+    about = "up to about" if to_blobs else "about"  # a changelog also has records that newer ones replace
+    time = "" if first.seconds is None else f", in {about} {first.seconds:,.0f} s"
+    out.print(f"the first commits write {about} {size(first.size)}{time}", markup=False)
     if to_blobs and first.size:
         out.print(
             "`statemgr materialize` uploads it before the restart, while the job runs", markup=False, soft_wrap=True

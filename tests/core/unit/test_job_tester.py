@@ -6,6 +6,7 @@ import logging
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from statemgr.kafka.metadata import TopicMetadata
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
 from statemgr.testing import JobTester, OutputRecord
+from statemgr.testing.memory_clients import MemoryGroupConsumer
 from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).parents[3]
@@ -250,6 +252,30 @@ def test_more_members_than_tasks(tester: JobTester) -> None:
     tester.crash()
     tester.restore()
     assert state(tester, ONE) == {b"a": b"1"}
+
+
+def test_members_crash_at_once(tester: JobTester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member acts while others are already dead: it would give its tasks up, with a commit."""
+    tester.rebalance(members=2)
+    for partition in range(2):
+        tester.send("orders", "a", "1", partition=partition)
+    kill, could_act = MemoryGroupConsumer.kill, []
+
+    def take_a_turn(changed: threading.Condition) -> None:
+        if could_act_now := changed.acquire(blocking=False):
+            changed.release()
+        could_act.append(could_act_now)
+
+    def watched(self: MemoryGroupConsumer, error: BaseException) -> None:
+        kill(self, error)
+        other = threading.Thread(target=take_a_turn, args=[self._broker.changed])
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(MemoryGroupConsumer, "kill", watched)
+    tester.crash()
+    assert could_act == [False, False]
+    assert tester.output("out") == []
 
 
 def test_batches_are_one_call(tester: JobTester) -> None:

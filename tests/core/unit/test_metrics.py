@@ -6,6 +6,7 @@ import runpy
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from math import prod
 from pathlib import Path
 from sys import getrefcount
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, FencedError, OutcomeUnknownError, UnavailableError
 from statemgr.flows.opening.restore import StoreRestore
 from statemgr.phases import Phase, announce
-from statemgr.telemetry.metric_declarations import MOST_KINDS, declared
+from statemgr.telemetry.metric_declarations import METRICS, MOST_KINDS, declared
 from statemgr.telemetry.metrics import KINDS, Metrics
 from statemgr.testing import JobTester
 from statemgr.testing.memory_servers import MemoryServers
@@ -28,6 +29,7 @@ from tests.commits import attempt
 
 ZERO, ONE = "Partition 0", "Partition 1"
 ROOT = Path(__file__).parents[3]
+NOT_OF_A_LOOP = ("micro-batches of Spark", "`statemgr standby`")
 
 
 def values(registry: CollectorRegistry) -> dict[str, float]:
@@ -357,6 +359,16 @@ def test_every_metric_is_declared_and_the_page_has_them() -> None:
         assert known[family.name] == (family.type, family.documentation)
     assert len(known) == len(list(declared()))
     metrics.close()
+
+
+def test_the_page_says_how_many_series_a_process_has() -> None:
+    """docs/monitoring.md has the sum of what the declarations allow, rounded up, for who plans a Prometheus server."""
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    # two backends, and those that are called local and empty
+    many = {"tasks": 100, "stores": 3, "input partitions": 100, "backends": 4}
+    declarations = (one for kind, found in METRICS.items() if kind not in NOT_OF_A_LOOP for one in found)
+    factors = ([many.get(factor) or int(factor) for factor in one.most.split(" × ")] for one in declarations)
+    assert f"at most {-(-sum(map(prod, factors)) // 100) * 100:,} series" in page
 
 
 def test_errors_have_room() -> None:

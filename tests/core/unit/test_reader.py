@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from itertools import chain
 from typing import Any
 
@@ -15,6 +17,7 @@ from statemgr.kafka.reader import PartitionReader
 from statemgr.testing.clock import ControlledClock
 from statemgr.testing.memory_clients import MemoryConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_producer import MemoryProducer
 from statemgr.testing.memory_servers import START_MS, MemoryServers
 from tests.commits import TASK
 from tests.jobs import with_changes
@@ -48,6 +51,37 @@ def test_a_process_that_was_suspended_has_not_waited(monkeypatch: pytest.MonkeyP
     with served(broker, "memory:reads"):
         found = [record for batch in PartitionReader(config, clock).read("records", 0, 0, 1) for record in batch]
     assert [record.value() for record in found] == [b"value"]
+
+
+def test_a_read_that_waits_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A dead owner's transaction is open. Lines in the log say so, a few seconds after the last progress, until the
+    brokers abort it."""
+    clock = ControlledClock(START_MS)
+    broker = MemoryBroker(clock)
+    dead = MemoryProducer(broker, {"transactional.id": "dead"})
+    dead.init_transactions()
+    dead.begin_transaction()
+    dead.produce("records", b"key", b"value", partition=0)
+    pauses, consume = [1.0] * 17, MemoryConsumer.consume
+
+    def consume_slowly(self: MemoryConsumer, *args: Any) -> Any:
+        if pauses:
+            clock.advance(pauses.pop())
+        else:
+            dead.abort_transaction()
+        return consume(self, *args)
+
+    monkeypatch.setattr(MemoryConsumer, "consume", consume_slowly)
+    caplog.set_level(logging.INFO, "statemgr.kafka.reader")
+    config = JobConfig.from_mapping(
+        {"job.name": "reads", "kafka.bootstrap.servers": "memory:reads", "stores.totals.value.serde": "bytes"}
+    )
+    with served(broker, "memory:reads"):
+        assert list(PartitionReader(config, clock, 60.0).read("records", 0, 0, 1)) == []
+    stops = "the topic has not been read to its end at 1: an open transaction of another owner stops it at 0"
+    assert [re.sub(r"most \d+ s", "most N s", message) for message in caplog.messages] == [
+        f"waiting for Kafka, for at most N s more: records-0: {stops}"
+    ] * 2
 
 
 def test_compaction_during_a_long_read(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
