@@ -40,6 +40,7 @@ def _config(kind: str, request: pytest.FixtureRequest, directory: Path) -> JobCo
             "blob.store.s3.path.style": True,
         }
     elif kind == "file":
+        (directory / "blobs").mkdir()  # like a bucket: without it, there is no clock
         settings["blob.store.uri"] = (directory / "blobs").as_uri()
     else:
         settings["blob.store.uri"] = f"memory://{secrets.token_hex(8)}"
