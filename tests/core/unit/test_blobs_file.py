@@ -293,7 +293,7 @@ def test_a_job_that_starts_without_the_disk_commits_nothing(
     root.rename(disk)
     if there:
         root.mkdir()
-    with pytest.raises(UnavailableError, match="blob.store.uri"):
+    with pytest.raises(UnavailableError, match=r"blob\.store\.uri"):
         commit(3_000)
     assert not [path for path in root.rglob("*") if path.is_file()]
     if there:
