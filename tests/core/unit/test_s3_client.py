@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +143,75 @@ def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
     """It may pass, and the error says what to check if it does not."""
     with pytest.raises(UnavailableError, match="credential_process"), translated("bucket"):
         raise CredentialRetrievalError(provider="custom-process", error_msg="the vault is sealed")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ('{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "2020-01-01T00:00:00Z"}', "expired"),
+        ('{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "secret"}', "ParserError"),
+        ('["secret"]', "AttributeError"),
+        ("secret", "JSONDecodeError"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, message: str
+) -> None:
+    """The source may be late, or a clock wrong: the SDK raises errors that are not its own. What the source has given
+    is in no message."""
+    (tmp_path / "output").write_text(output)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'output'}\n")
+    for name, value in (("CONFIG_FILE", tmp_path / "config"), ("SHARED_CREDENTIALS_FILE", tmp_path / "none")):
+        monkeypatch.setenv(f"AWS_{name}", str(value))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(UnavailableError, match=message) as caught, translated("bucket"):
+        make_client({"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}, 1).head_bucket(Bucket="bucket")
+    assert "clock" in str(caught.value.hint)
+    assert "secret" not in str(caught.value)
+
+
+def test_another_error_in_a_request_is_not_about_credentials() -> None:
+    """It is a bug, and stays visible."""
+    with pytest.raises(RuntimeError), translated("bucket"):
+        raise RuntimeError("a bug")
+
+
+def test_the_service_of_temporary_credentials_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: the retrying decorator owns the deadline, so the SDK repeats nothing there either. An identity
+    provider that STS cannot reach is an outage."""
+    asked: list[str] = []
+
+    class Sts(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            body = b"<ErrorResponse><Error><Code>IDPCommunicationError</Code></Error></ErrorResponse>"
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "token").write_text("token")
+    with HTTPServer(("127.0.0.1", 0), Sts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in (
+            ("ROLE_ARN", "arn:aws:iam::123456789012:role/r"),
+            ("WEB_IDENTITY_TOKEN_FILE", tmp_path / "token"),
+            ("ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}"),
+            ("CONFIG_FILE", tmp_path / "none"),
+            ("SHARED_CREDENTIALS_FILE", tmp_path / "none"),
+        ):
+            monkeypatch.setenv(f"AWS_{name}", str(value))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+        try:
+            client = make_client({"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}, 1)
+            with pytest.raises(UnavailableError, match="IDPCommunicationError"), translated("bucket"):
+                client.head_bucket(Bucket="bucket")
+        finally:
+            server.shutdown()
+    assert len(asked) == 1
 
 
 def test_requests_say_who_asks() -> None:
