@@ -29,7 +29,8 @@ DIGEST = {
     "IncompleteBody",
 }  # fmt: skip
 _BUSY = {
-    "BandwidthLimitExceeded", "ConditionalRequestConflict", "IDPCommunicationError", "InternalError", "OperationAborted",
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "IDPCommunicationError", "InternalError",
+    "OperationAborted",
     "PriorRequestNotComplete", "RequestLimitExceeded", "RequestThrottled", "RequestTimeout",
     "RequestTimeoutException", "ServiceUnavailable",
     "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
