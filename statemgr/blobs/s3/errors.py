@@ -122,6 +122,16 @@ def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
     return code, int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
+def too_large(text: str, bucket: str, blob_id: str | None) -> InvalidError:
+    """The error for a blob that S3 does not take in one request."""
+    return InvalidError(
+        f"{text}: a request stores at most 5 GiB",
+        hint="more tasks make the blobs of each smaller: `statemgr rescale --tasks` (docs/storage.md)",
+        bucket=bucket,
+        blob=blob_id,
+    )
+
+
 def of_key(code: str, message: str, bucket: str, blob_id: str) -> StatemgrError:
     """The error for one object in the answer to a request for many objects."""
     status = {"AccessDenied": 403, "NoSuchKey": 404}.get(code, 500)
@@ -149,6 +159,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
         return BlobExists("a blob of this name exists already", **where)
     if code in _FULL or status == 507:
         return DiskFull(text, hint="free space in the object store: it is full", **where)
+    if code == "EntityTooLarge":
+        return too_large(text, bucket, blob_id)
     if code == "NotImplemented" or status == 501:
         return InvalidError(text, hint="use another S3 server: this one lacks the function", **where)
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:

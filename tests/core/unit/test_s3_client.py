@@ -21,7 +21,10 @@ from urllib3 import HTTPResponse
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Place, make_client, parsed_time
 from statemgr.blobs.s3.errors import translated
-from statemgr.errors import UnavailableError
+from statemgr.blobs.s3.store import S3BlobStore
+from statemgr.errors import InvalidError, UnavailableError
+from statemgr.local.machine import SystemClock
+from statemgr.ports import FileSlice
 from statemgr.version import __version__
 
 
@@ -227,3 +230,27 @@ def test_requests_say_who_asks() -> None:
     client.meta.events.register("before-send.s3", answer)
     client.head_bucket(Bucket="bucket")
     assert f"statemgr/{__version__} Botocore/" in str(agents[0])
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:1"])
+def test_a_blob_that_s3_cannot_take_is_not_sent(tmp_path: Path, endpoint: str | None) -> None:
+    """Amazon refuses more than 5 GiB, after it has received all of it. Another server may take more, or refuse less."""
+    size = 5 * 1024**3 + 1 if endpoint is None else 10
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    asked: list[str] = []
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        asked.append(request.method)
+        body = b"<Error><Code>EntityTooLarge</Code></Error>"
+        return AWSResponse(request.url, 400, {}, HTTPResponse(BytesIO(body), preload_content=False))
+
+    settings = {"endpoint": endpoint or "", "region": "us-east-1", "access.key": "a", "secret.key": "b"}
+    client = make_client(settings, 1)
+    client.meta.events.register("before-send.s3", answer)
+    store = S3BlobStore(Place(client, "bucket", ""), SystemClock(), ttl_days=7, encryption={}, own="orders/1/")
+    with pytest.raises(InvalidError, match="at most 5 GiB") as caught:
+        store.put("orders/1/blob", FileSlice(tmp_path / "large", 0, size), ttl_days=7)
+    assert "statemgr rescale" in str(caught.value.hint)
+    assert caught.value.where["blob"] == "orders/1/blob"
+    assert bool(asked) == (endpoint is not None)
