@@ -324,9 +324,14 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")
         return
     directory = blob_directory(config)
-    if directory is not None and not directory.exists():
-        advice = "if it should exist, check the URI, and that its disk is mounted"
-        report.note("blobs", f"{directory} does not exist: the first commit of a new job makes it", advice)
+    if directory is not None and not os.path.exists(directory):
+        above = next(parent for parent in directory.parents if os.path.exists(parent))
+        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+            advice = "if it should exist, check the URI, and that its disk is mounted"
+            report.note("blobs", f"{directory} does not exist: the first commit of a new job makes it", advice)
+        else:
+            advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
+            report.problem("blobs", f"{directory} does not exist, and cannot be made in {above}", advice)
         return
     clock = SystemClock()
     with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
