@@ -188,15 +188,15 @@ class FileBlobStore:
     def time_ms(self) -> int:
         """The time that a new file gets. For a mounted directory this is the clock of another machine."""
 
-        def now(directory: int) -> int:
-            with file_tree.temporary(directory, io.BytesIO(b"x")) as name:
-                return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
-
-        with translated(str(self._tree.root)):
-            return self._tree.write([], now)
+        with (
+            translated(str(self._tree.root)),
+            self._tree.directory([], may_be_new=True) as directory,
+            file_tree.temporary(directory, io.BytesIO(b"x")) as name,
+        ):
+            return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns // 1_000_000
 
     def probe(self) -> Sequence[str]:
-        """Try to write to the directory."""
+        """Try to write to the directory. One that does not exist is not made: it may be mistyped."""
         try:
             self.time_ms()
         except StatemgrError as error:

@@ -10,7 +10,7 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -47,25 +47,43 @@ _HINTS = {
 }
 
 
-def translated(blob_id: str) -> AbstractContextManager[None]:
-    """A context manager that raises OSErrors as those of a blob store.
+@contextmanager
+def translated(blob_id: str) -> Iterator[None]:
+    """A context manager that raises OSErrors as those of a blob store, and names the blob in its own errors.
 
     Raises: MissingBlob, CorruptBlob (not a regular file), DiskFull, AccessDenied, UnavailableError.
     """
-    return os_errors.translated("the blob cannot be read or written", None, kinds=_KINDS, hints=_HINTS, blob=blob_id)
+    try:
+        with os_errors.translated("the blob cannot be read or written", None, kinds=_KINDS, hints=_HINTS, blob=blob_id):
+            yield
+    except UnavailableError as error:
+        error.with_where(blob=blob_id)
+        raise
 
 
 class Tree:
-    """The directories below ``root``, which the first write creates."""
+    """The directories below ``root``.
+
+    The first write creates the root. If the root is missing or another directory afterwards, its disk is no longer
+    mounted: what would be written to the directory below the mount point would be lost. The same is true of a root that
+    is empty although a reader knows a blob in it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._is_made = False
+        self._is_synced = False
+        #: Device and inode of the root that this process uses, and the last directory in it that was used.
+        self._used: tuple[int, int] | None = None
+        self._inside: str | None = None
 
     @contextmanager
-    def directory(self, parts: Sequence[str]) -> Iterator[int]:
-        """A descriptor of a directory. Raises: FileNotFoundError."""
-        with self._directory(parts, create=False) as fd:
+    def directory(self, parts: Sequence[str], *, may_be_new: bool = False) -> Iterator[int]:
+        """A descriptor of a directory. Raises: FileNotFoundError; UnavailableError if the root is not mounted.
+
+        Args:
+            may_be_new: whether the root may be empty because nothing was written yet.
+        """
+        with self._directory(parts, create=False, may_be_new=may_be_new) as fd:
             yield fd
 
     def write(self, parts: Sequence[str], work: Callable[[int], T]) -> T:
@@ -74,7 +92,8 @@ class Tree:
         A delete removes directories that become empty, also one that this call has just made or opened. Then this call
         begins again.
 
-        Raises: UnavailableError, if that happens again and again; what ``work`` raises, but for FileNotFoundError.
+        Raises: UnavailableError, if that happens again and again or the root is not mounted; what ``work`` raises, but
+        for FileNotFoundError.
         """
         for _ in range(_ATTEMPTS):
             with suppress(FileNotFoundError), self._directory(parts, create=True) as fd:
@@ -86,12 +105,16 @@ class Tree:
         )
 
     @contextmanager
-    def _directory(self, parts: Sequence[str], *, create: bool) -> Iterator[int]:
-        if create and not (self._is_made and self.root.is_dir()):
+    def _directory(self, parts: Sequence[str], *, create: bool, may_be_new: bool = False) -> Iterator[int]:
+        if create and not self._is_synced:
             self._make_root()
-        # the root itself may be a link: the user chose it
-        fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
         try:
+            # the root itself may be a link: the user chose it
+            fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise self._unmounted("does not exist") from None
+        try:
+            self._check_root(fd, create=create, may_be_new=may_be_new)
             for part in parts:
                 if create:
                     with suppress(FileExistsError):
@@ -100,13 +123,40 @@ class Tree:
                 below = os.open(part, _DIRECTORY, dir_fd=fd)
                 os.close(fd)
                 fd = below
+            if parts:
+                self._inside = parts[0]
             yield fd
         finally:
             os.close(fd)
 
+    def _check_root(self, fd: int, *, create: bool, may_be_new: bool) -> None:
+        """Whether this is still the root that this process uses. Where a disk is mounted again, numbers may change."""
+        status = os.fstat(fd)
+        found = status.st_dev, status.st_ino
+        if found == self._used:
+            return
+        if self._used is not None and self._inside is not None:
+            if not exists(fd, self._inside):
+                raise self._unmounted("is another one than before")
+        elif not (create and self._used is None) and not os.listdir(fd):
+            if may_be_new:
+                return
+            raise self._unmounted("is empty")
+        self._used = found
+
+    def _unmounted(self, problem: str) -> UnavailableError:
+        lost = self.root / (self._inside or "<job.name>")
+        return UnavailableError(
+            f"the directory of blob.store.uri {problem}",
+            hint=f"check the URI, and that its disk is mounted; if the blobs are lost for good, create {lost}",
+            directory=self.root,
+        )
+
     def _make_root(self) -> None:
         """Make the root, also durably: another writer may have just made it."""
         missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+        if missing and self._used is not None:
+            raise self._unmounted("does not exist")
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self.root.mkdir(mode=0o700, exist_ok=True)
         for parent in {self.root.parent, *(path.parent for path in missing)}:
@@ -116,7 +166,7 @@ class Tree:
                     os.fsync(fd)
                 finally:
                     os.close(fd)
-        self._is_made = True
+        self._is_synced = True
 
     def remove_empty(self, parents: Sequence[str]) -> None:
         """Remove a directory and its parents if they are empty."""
@@ -130,17 +180,16 @@ class Tree:
     def walk(self, prefix: str, after: list[str], *, temporaries: bool) -> Iterator[BlobInfo]:
         """The blobs (or the temporary files) below ``prefix`` after the name ``after``, in the order of directories.
 
-        Files that vanish meanwhile may be left out.
+        Files that vanish meanwhile may be left out. A root that this process has not used may not exist yet.
         """
         parents = prefix.split("/")[:-1]
         if any(part in ("", ".", "..") for part in parents):
             return
         with translated(prefix):
-            try:
-                with self.directory(parents) as directory:
-                    yield from _walk(directory, parents, prefix, after, temporaries)
-            except FileNotFoundError:
+            if self._used is None and not self.root.exists():
                 return
+            with suppress(FileNotFoundError), self.directory(parents, may_be_new=True) as directory:
+                yield from _walk(directory, parents, prefix, after, temporaries)
 
 
 def _walk(

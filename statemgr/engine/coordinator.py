@@ -8,7 +8,8 @@ Both kinds of owner do two things in the same way:
 - the backups of the current checkpoints are checked when their damage is suspected
 
 The thread looks from time to time at what the owners rely on: the settings of the job's topics, the changelogs, and the
-blobs (:mod:`statemgr.flows.upkeep`). Commits send no request for this.
+blobs (:mod:`statemgr.flows.upkeep`). Commits send no request for this. It also removes the TTLs that a commit could not
+remove, because a task without input has no later commit.
 """
 
 from __future__ import annotations
@@ -212,6 +213,10 @@ class UpkeepThread:
         owners = list(self._owners())
         if not any(owner.owner.of_job for owner in owners):  # the executors have the tasks of such a job
             self._sweep.start(task for owner in owners for task in owner.clean_ups)
+        for owner in owners:
+            for task, clean_up in owner.clean_ups.items():
+                if clean_up.is_unfinished and not owner.owner.is_fenced:
+                    self._try(task, clean_up.try_again)
         turns: list[Turn] = []
         self._try("the orders to check blobs", lambda: turns.append(self._upkeep.turn()))
         for turn in turns:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, MissingState, StatemgrError
@@ -329,6 +330,16 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
     if config.get("blob.store.uri") is None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")
         return
+    directory = blob_directory(config)
+    if directory is not None and not os.path.exists(directory):
+        above = next(parent for parent in directory.parents if os.path.exists(parent))
+        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+            advice = "if it should exist, check the URI, and that its disk is mounted"
+            report.note("blobs", f"{directory} does not exist: the first commit of a new job makes it", advice)
+        else:
+            advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
+            report.problem("blobs", f"{directory} does not exist, and cannot be made in {above}", advice)
+        return
     clock = SystemClock()
     with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
         _try_requests(report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock)
@@ -342,6 +353,12 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
                 report.note("blob store", text.removeprefix("note:").strip())
             else:
                 report.problem("blob store", text, "`statemgr doctor --fix`")
+
+
+def blob_directory(config: JobConfig) -> Path | None:
+    """The blob store's directory on this machine, if it is one."""
+    parts = urlsplit(config.blob_uri or "")
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def _try_requests(report: Report, store: BlobStore, prefix: str, ttl_days: int, clock: Clock) -> None:

@@ -27,14 +27,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from statemgr.blobs import open_raw_blob_store
 from statemgr.config.factories import BLOB_STORE
 from statemgr.errors import AccessDenied, MissingBlob, StatemgrError, UnavailableError
-from statemgr.health.checks import Report, Status, check_clock, check_space
+from statemgr.health.checks import Report, Status, blob_directory, check_clock, check_space
 from statemgr.health.overview import JobMonitor, JobOverview
 from statemgr.health.problems import (
     MOST,
@@ -170,13 +169,9 @@ class Diagnosis:
             try:
                 store.stat(known)
             except MissingBlob as error:
-                directory = self._directory()
-                if directory is None or directory.is_dir():
-                    self._remember(self._monitor.reader.records().values())
-                    # the job has moved on meanwhile, if it needs another one now
-                    return [of_error(error, self._config)] if self._known_blob == known else []
-                detail = "The directory does not exist, or its disk is not mounted."
-                return [Problem(Fault.BLOB_STORE_GONE, str(directory), detail)]
+                self._remember(self._monitor.reader.records().values())
+                # the job has moved on meanwhile, if it needs another one now
+                return [of_error(error, self._config)] if self._known_blob == known else []
         wrong = [one for one in report.findings if one.status is Status.PROBLEM]
         return [Problem(Fault.WRONG_CLOCK, "this machine's clock, or the blob store's", one.detail) for one in wrong]
 
@@ -185,13 +180,8 @@ class Diagnosis:
             self._store = open_raw_blob_store(self._config, self._clock)
         return self._store
 
-    def _directory(self) -> Path | None:
-        """The blob store's directory on this machine, if it is one."""
-        parts = urlsplit(self._config.blob_uri or "")
-        return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
     def _disks(self) -> Iterator[Problem]:
-        for directory in filter(None, (self._config.state_dir, self._directory())):
+        for directory in filter(None, (self._config.state_dir, blob_directory(self._config))):
             report = Report()
             try:
                 check_space(report, directory, shutil.disk_usage(directory).free)

@@ -449,8 +449,9 @@ def findings(result: Result) -> dict[str, set[str]]:
     return found
 
 
-def test_doctor_tries_everything(run: Run, job: JobConfig) -> None:
-    """All checks pass once the topics exist."""
+def test_doctor_tries_everything(run: Run, job: JobConfig, tmp_path: Path) -> None:
+    """All checks pass once the topics and the directory of blobs exist."""
+    (tmp_path / "blobs").mkdir()
     run("topics", "create")
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
@@ -577,8 +578,9 @@ def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callab
     assert "READ" in problem["detail"]
 
 
-def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str]) -> None:
+def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str], tmp_path: Path) -> None:
     """Doctor reports one problem for the broker and still checks the blob store."""
+    (tmp_path / "blobs").mkdir()
     result = run("doctor", "--json", *no_broker)
     assert result.exit_code == 1
     found = findings(result)

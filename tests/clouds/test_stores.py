@@ -13,6 +13,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from azure.core.exceptions import ClientAuthenticationError
+from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.identity import CredentialUnavailableError
 from google.auth.exceptions import RefreshError, TransportError
 
@@ -589,6 +590,58 @@ def test_an_outage_of_the_service_of_azures_credentials_is_repeated() -> None:
         credentials.sign("GET", "https://x", {})
 
 
+class _Announced:
+    """A lock that says how many threads have come to it."""
+
+    def __init__(self) -> None:
+        self._lock, self.came = threading.Lock(), threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("vendor", ["google", "azure"])
+def test_threads_that_wait_for_a_token_do_not_ask_one_after_the_other(vendor: str) -> None:
+    """Invariant 13: a service that does not answer costs each of them one time-out, and not one for each thread before
+    it. A later request asks again."""
+    lock, asked = _Announced(), list[int]()
+
+    def silent(*_: object) -> object:
+        asked.append(1)
+        for _ in range(4 if len(asked) == 1 else 1):
+            assert lock.came.acquire(timeout=30)  # until all wait
+        if vendor == "google":
+            raise TransportError("timed out")  # type: ignore[no-untyped-call]
+        raise ServiceRequestError("timed out")
+
+    loaded = SimpleNamespace(get_token=silent, before_request=silent)
+    credentials: Any = gcs._GoogleCredentials(lambda: loaded, None) if vendor == "google" else None
+    credentials = credentials or Token(lambda: loaded, SystemClock())
+    credentials._renewals.lock = lock
+
+    def ask(_: int) -> None:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            credentials.sign("GET", "https://x", {})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert len(asked) == 1
+    ask(4)
+    assert len(asked) == 2
+
+
+def test_the_service_of_azures_credentials_has_short_time_outs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: by its defaults, the SDK waits for 300 seconds, and repeats that."""
+    given: dict[str, object] = {}
+    monkeypatch.setattr("azure.identity.DefaultAzureCredential", lambda **more: given.update(more))
+    azure._default_credential()
+    assert given == {"connection_timeout": 5, "read_timeout": 30, "retry_connect": 0, "retry_read": 0}
+
+
 @pytest.mark.parametrize(
     ("uri", "more", "message"),
     [
@@ -600,6 +653,13 @@ def test_an_outage_of_the_service_of_azures_credentials_is_repeated() -> None:
             "another",
         ),
         ("az://container/x", {"connection.string": "nonsense"}, "without '='"),
+        ("az://container/x", {"connection.string": "AccountName=a;AccountKey=a2V5abcde"}, "is not Base64"),
+        ("az://container/x", {"connection.string": "AccountName=a;AccountKey=a2V5ä"}, "is not Base64"),
+        (
+            "az://container/x",
+            {"connection.string": "AccountName=a;AccountKey=a2V5;BlobEndpoint=host:1"},
+            "without http",
+        ),
     ],
 )
 def test_contradictory_settings(uri: str, more: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,6 +672,14 @@ def test_contradictory_settings(uri: str, more: dict[str, str], message: str, mo
         open_raw_blob_store(config, SystemClock())
     assert "a2V5" not in str(caught.value)
     assert not more or more["connection.string"] not in repr(config)
+
+
+def test_a_proxy_without_a_scheme_is_asked_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The S3 client takes it like this, too."""
+    monkeypatch.setenv("HTTPS_PROXY", "user:pass@127.0.0.1:3128")
+    pool = Http("GCS", 1, SystemClock(), gcs.meaning, {}).pool("https://storage.googleapis.com")
+    assert str(pool.proxy) == "http://user:pass@127.0.0.1:3128"
+    assert "proxy-authorization" in pool.proxy_headers
 
 
 def test_a_copy_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

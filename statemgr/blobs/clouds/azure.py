@@ -357,6 +357,11 @@ def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
             "the account of the Azure container is not known", key="blob.store.azure.account",
             hint="set it, or blob.store.azure.connection.string",
         )  # fmt: skip
+    if not endpoint.lower().startswith(("http://", "https://")):
+        raise ConfigError(
+            "the connection string of the Azure account has a BlobEndpoint without http:// or https://",
+            key="blob.store.azure.connection.string",
+        )
     http = Http("Azure", 2 * config.parallelism + 2, clock, meaning, {"x-ms-version": _VERSION}, container=container)
     if "accountkey" in fields:
         http.credentials = SharedKey(fields.get("accountname", account), fields["accountkey"], clock)
@@ -378,4 +383,5 @@ def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
 def _default_credential() -> Any:
     from azure.identity import DefaultAzureCredential  # slow to load, and only tokens need it
 
-    return DefaultAzureCredential()
+    # its own time-outs are minutes, and it would repeat what the retrying decorator repeats
+    return DefaultAzureCredential(connection_timeout=5, read_timeout=30, retry_connect=0, retry_read=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import threading
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, ServiceRequestError, ServiceResponseError
 
+from statemgr.blobs.clouds.http import Renewals
 from statemgr.errors import AccessDenied, ConfigError, UnavailableError
 from statemgr.ports import Clock
 
@@ -30,11 +30,17 @@ _SIGNED = (
 
 
 class SharedKey:
-    """An account key."""
+    """An account key. Raises: ConfigError, without the key."""
 
     def __init__(self, account: str, key: str, clock: Clock) -> None:
         self._account = account
-        self._key = base64.b64decode(key)
+        try:
+            self._key = base64.b64decode(key, validate=True)
+        except ValueError:
+            raise ConfigError(
+                "the account key in the connection string of the Azure account is not Base64",
+                hint="copy it from the account's access keys", key="blob.store.azure.connection.string",
+            ) from None  # fmt: skip
         self._clock = clock
 
     def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
@@ -76,17 +82,20 @@ class Token:
     def __init__(self, load: Callable[[], Any], clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._lock = threading.Lock()
+        self._renewals = Renewals()
         self._credential: Any = None
         self._had_token = False
 
     def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
         _date(headers, self._clock)
+        headers["Authorization"] = f"Bearer {self._renewals(self._token)}"
+        return url
+
+    def _token(self) -> str:
         try:
-            with self._lock:  # one thread renews a token, the others wait for it
-                if self._credential is None:
-                    self._credential = self._load()
-                token: str = self._credential.get_token(_SCOPE).token  # the credential keeps it until it is old
+            if self._credential is None:
+                self._credential = self._load()
+            token: str = self._credential.get_token(_SCOPE).token  # the credential keeps it until it is old
         except (ServiceRequestError, ServiceResponseError) as error:
             raise UnavailableError("the service of Azure's credentials does not answer") from error
         except ClientAuthenticationError as error:  # its text is long, and names every way that was tried
@@ -97,12 +106,11 @@ class Token:
         except AzureError as error:
             raise UnavailableError(f"Azure gives no token now: {type(error).__name__}") from error
         self._had_token = True
-        headers["Authorization"] = f"Bearer {token}"
-        return url
+        return token
 
     def renew(self) -> bool:
         """A new credential has nothing kept."""
-        with self._lock:
+        with self._renewals.lock:
             self._credential = None
         return True
 

@@ -15,7 +15,6 @@ import io
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ import google.auth.exceptions
 import google.auth.transport.urllib3
 import google_crc32c
 
-from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
@@ -281,28 +280,6 @@ class _Framed(io.RawIOBase):
         return b""
 
 
-class _GoogleCredentials:
-    """The application default credentials: a service account file, workload identity, or the machine's account."""
-
-    def __init__(self, load: Callable[[], Any], request: Any) -> None:
-        self._load = load
-        self._request = request
-        self._lock = threading.Lock()
-        self._loaded: Any = None
-
-    def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
-        with _credentials_translated(), self._lock:  # one thread renews a token, the others wait for it
-            if self._loaded is None:
-                self._loaded = self._load()
-            self._loaded.before_request(self._request, method, url, headers)
-        return url
-
-    def renew(self) -> bool:
-        with _credentials_translated(), self._lock:
-            self._loaded.refresh(self._request)
-        return True
-
-
 @contextmanager
 def _credentials_translated() -> Iterator[None]:
     try:
@@ -317,6 +294,34 @@ def _credentials_translated() -> Iterator[None]:
         if error.retryable:
             raise UnavailableError(f"Google gives no token now: {type(error).__name__}") from error
         raise AccessDenied(f"there are no Google credentials: {type(error).__name__}", hint=_KEYS_HINT) from error
+
+
+class _GoogleCredentials:
+    """The application default credentials: a service account file, workload identity, or the machine's account."""
+
+    def __init__(self, load: Callable[[], Any], request: Any) -> None:
+        self._load = load
+        self._request = request
+        self._renewals = Renewals()
+        self._loaded: Any = None
+
+    @_credentials_translated()
+    def _sign(self, method: str, url: str, headers: dict[str, str]) -> str:
+        if self._loaded is None:
+            self._loaded = self._load()
+        self._loaded.before_request(self._request, method, url, headers)
+        return url
+
+    @_credentials_translated()
+    def _renew(self) -> bool:
+        self._loaded.refresh(self._request)
+        return True
+
+    def sign(self, method: str, url: str, headers: dict[str, str]) -> str:
+        return self._renewals(lambda: self._sign(method, url, headers))
+
+    def renew(self) -> bool:
+        return self._renewals(self._renew)
 
 
 def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrError:

@@ -5,13 +5,15 @@ Retries are off, because the retrying decorator owns the deadline. Only a refuse
 
 from __future__ import annotations
 
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from email.parser import BytesParser
 from email.utils import parsedate_to_datetime
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import ParseError
 
@@ -24,6 +26,7 @@ from statemgr.blobs.reading import BodyReader, LargeReads
 from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.ports import Clock
 
+T = TypeVar("T")
 _TIMEOUT = urllib3.Timeout(connect=5, read=30)
 _BLOCK = 256 * 1024
 
@@ -65,6 +68,27 @@ class Anonymous:
         return False
 
 
+class Renewals:
+    """Lets one thread at a time get a token. Those that wait while that fails get the same error: one after the other,
+    they would wait as long for a service that does not answer."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._failed: StatemgrError | None = None
+
+    def __call__(self, get: Callable[[], T]) -> T:
+        """The result of ``get``. Raises: its error, or that of another thread's call that failed meanwhile."""
+        before = self._failed
+        with self.lock:
+            if self._failed is not None and self._failed is not before:
+                raise copy(self._failed)
+            try:
+                return get()
+            except StatemgrError as error:
+                self._failed = copy(error)  # without the traceback
+                raise
+
+
 #: Makes an error of an answer. The text is the kind of the request, such as ``put``.
 Meaning = Callable[[Answer, str, Mapping[str, str]], StatemgrError]
 
@@ -101,6 +125,8 @@ class Http:
         proxy = urllib.request.getproxies().get(parts.scheme)
         if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
             proxy = None
+        if proxy and "://" not in proxy:
+            proxy = f"http://{proxy}"
         if (found := self._pools.get(proxy or "")) is None:
             options: Any = {"maxsize": self._most, "block": False, "blocksize": _BLOCK, "timeout": _TIMEOUT}
             if proxy:

@@ -51,14 +51,9 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
         own = botocore.session.get_session()
         own.register_component("data_loader", _descriptions())
         own.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parsed_time)
-        client = boto3.session.Session(botocore_session=own).client(
-            "s3",
-            endpoint_url=text("endpoint"),
-            region_name=text("region"),
-            aws_access_key_id=text("access.key"),
-            aws_secret_access_key=text("secret.key"),
-            aws_session_token=text("session.token"),
-            config=Config(
+        # for the services of the credentials, too: by default, they are asked several times for 60 seconds
+        own.set_default_client_config(
+            Config(
                 max_pool_connections=connections,
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=_READ_TIMEOUT_S,
@@ -69,7 +64,15 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
                 response_checksum_validation="when_required",
                 # each PUT carries a signed CRC-32; an additional SHA-256 of its body would cost more than sending it
                 s3={"addressing_style": cast(Any, style), "payload_signing_enabled": False},
-            ),
+            )
+        )
+        client = boto3.session.Session(botocore_session=own).client(
+            "s3",
+            endpoint_url=text("endpoint"),
+            region_name=text("region"),
+            aws_access_key_id=text("access.key"),
+            aws_secret_access_key=text("secret.key"),
+            aws_session_token=text("session.token"),
         )
     hide(secrets)
     return client

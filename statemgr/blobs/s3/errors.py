@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import urllib3.exceptions
@@ -28,7 +29,8 @@ DIGEST = {
     "IncompleteBody",
 }  # fmt: skip
 _BUSY = {
-    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "OperationAborted",
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "IDPCommunicationError", "InternalError",
+    "OperationAborted",
     "PriorRequestNotComplete", "RequestLimitExceeded", "RequestThrottled", "RequestTimeout",
     "RequestTimeoutException", "ServiceUnavailable",
     "SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException",
@@ -54,6 +56,10 @@ _NETWORK_EXCEPTIONS = (
 )
 
 _NETWORK_HINT = "check blob.store.s3.endpoint and the network"
+_SOURCE_HINT = (
+    "check where the SDK gets them (the AWS profile, its credential_process, the machine's role, or SSO), and this "
+    "machine's clock"
+)
 _KEYS_HINT = "check blob.store.s3.access.key, .secret.key and .session.token, the rights, and the clock of this machine"
 #: Codes that mean that a right is missing. The answer to a HEAD has only its status.
 _RIGHT_MISSING = {"AccessDenied", "AllAccessDisabled", "Forbidden", "UnauthorizedAccess", "403"}
@@ -85,10 +91,7 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except _CREDENTIAL_EXCEPTIONS as error:
         raise AccessDenied(f"there are no S3 credentials: {error}", hint=_KEYS_HINT, bucket=bucket) from error
     except _RETRIEVAL_EXCEPTIONS as error:
-        raise UnavailableError(
-            f"no S3 credentials were given: {error}", bucket=bucket,
-            hint="check where the SDK gets them: the AWS profile, its credential_process, the machine's role, or SSO",
-        ) from error  # fmt: skip
+        raise UnavailableError(f"no S3 credentials were given: {error}", hint=_SOURCE_HINT, bucket=bucket) from error
     except (*_NETWORK_EXCEPTIONS,) as error:
         raise of_network(error, "S3", _NETWORK_HINT, bucket=bucket, blob=blob_id) from error
     except sdk.BotoCoreError as error:
@@ -97,12 +100,36 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
         raise InvalidError(f"the S3 client refused the request: {error}", bucket=bucket, blob=blob_id) from error
     except OSError as error:
         raise of_limit(error, "S3", bucket=bucket, blob=blob_id) from error
+    except Exception as error:
+        if not _is_of_credentials(error):
+            raise
+        # RuntimeError is the SDK's own, for credentials that have expired; other texts may be from a secret
+        text = str(error) if isinstance(error, RuntimeError) else f"they cannot be read ({type(error).__name__})"
+        raise UnavailableError(f"no S3 credentials were given: {text}", hint=_SOURCE_HINT, bucket=bucket) from error
+
+
+def _is_of_credentials(error: Exception) -> bool:
+    """Whether the SDK's code that gets credentials raised an error: it translates few."""
+    return any(
+        frame.f_globals.get("__name__") in ("botocore.credentials", "botocore.tokens")
+        for frame, _ in walk_tb(error.__traceback__)
+    )
 
 
 def code_and_status(error: sdk.ClientError) -> tuple[str, int]:
     """S3's error code and the HTTP status of an answer."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     return code, int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def too_large(text: str, bucket: str, blob_id: str | None) -> InvalidError:
+    """The error for a blob that S3 does not take in one request."""
+    return InvalidError(
+        f"{text}: a request stores at most 5 GiB",
+        hint="more tasks make the blobs of each smaller: `statemgr rescale --tasks` (docs/storage.md)",
+        bucket=bucket,
+        blob=blob_id,
+    )
 
 
 def of_key(code: str, message: str, bucket: str, blob_id: str) -> StatemgrError:
@@ -132,6 +159,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
         return BlobExists("a blob of this name exists already", **where)
     if code in _FULL or status == 507:
         return DiskFull(text, hint="free space in the object store: it is full", **where)
+    if code == "EntityTooLarge":
+        return too_large(text, bucket, blob_id)
     if code == "NotImplemented" or status == 501:
         return InvalidError(text, hint="use another S3 server: this one lacks the function", **where)
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:

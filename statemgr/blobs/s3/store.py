@@ -23,7 +23,7 @@ from statemgr.blobs.s3.abilities import Abilities, is_unsupported
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Place, connections_of, make_client
 from statemgr.blobs.s3.copying import copy_object
-from statemgr.blobs.s3.errors import code_and_status, of_key, translated
+from statemgr.blobs.s3.errors import code_and_status, of_key, too_large, translated
 from statemgr.blobs.s3.expiry import Expiry, Records, Tags
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -31,6 +31,8 @@ from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrErr
 from statemgr.ports import BlobInfo, BlobReader, BlobStore, Body, Clock
 
 T = TypeVar("T")
+#: Bytes that Amazon S3 takes in one request. It refuses more only after all of them were sent.
+_LARGEST = 5 * 1024**3
 #: Keys that S3 takes in one request.
 _MOST_DELETES = 1000
 #: The server has no such request, or refuses it for this object; the caller's own credentials may still read it.
@@ -67,6 +69,8 @@ class S3BlobStore:
 
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         key, size = self._place.key(blob_id), body_size(body)
+        if size > _LARGEST and ".amazonaws." in self._client.meta.endpoint_url:  # others may take more
+            raise too_large(f"the blob has {size:,} bytes", self._bucket, blob_id)
         with open_body(body) as stream, translated(self._bucket, blob_id):
             known: dict[str, Any] = {"IfNoneMatch": "*", "ChecksumCRC32": _crc32(stream)}
 

@@ -3,7 +3,7 @@
 Steps:
 
 1. remove the TTL of exactly the blobs that the published checkpoint added; a failure stays outstanding, and later
-   commits retry it, after longer and longer pauses. This also shows that each of them still exists
+   commits and upkeep retry it, after longer and longer pauses. This also shows that each of them still exists
 2. delete the blobs that carried changes to the publisher, and the attachments of evicted checkpoints
 3. delete the blobs that only evicted checkpoints referenced, and their index last
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from statemgr.config.factories import BLOB_STORE
@@ -50,6 +51,8 @@ class CleanUp:
         self._outstanding: dict[str, int] = {}
         #: outstanding TTLs are not tried before this time of the clock, and the pause (seconds) that led to it
         self._retry_s, self._pause_s = -math.inf, 0.0
+        #: for what is outstanding, and for reading markers: commits and upkeep may try at the same time
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self.damage = Damage(task)
         #: the newest markers that are not checked yet, because a dead owner may have left their blobs with a TTL, and
         #: whether each is the current checkpoint's
@@ -74,7 +77,7 @@ class CleanUp:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether :meth:`retry_ttls` may have something to do."""
+        """Whether :meth:`retry_ttls` may have something to do. Any thread may ask."""
         return bool(self._outstanding or self._unread)
 
     def at_open(self, record: CheckpointRecord | None, *, delete: bool = True) -> None:
@@ -110,7 +113,8 @@ class CleanUp:
     def published(self, commit: PreparedCommit) -> None:
         """The TTLs of a commit's blobs are outstanding from now on, whatever becomes of :meth:`after_publish`."""
         now = self._now_ms()
-        self._outstanding |= {blob: now for blob in _referenced(commit) if blob not in self._outstanding}
+        with self._lock:
+            self._outstanding = dict.fromkeys(_referenced(commit), now) | self._outstanding
 
     def after_publish(self, before: CheckpointRecord | None, record: CheckpointRecord, commit: PreparedCommit) -> None:
         """Clean up after one acknowledged publish, and after :meth:`published`. Does not raise if a store fails; the
@@ -128,6 +132,14 @@ class CleanUp:
         self._delete_evicted(evicted, record)
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
+    def try_again(self) -> None:
+        """Between commits: remove outstanding TTLs if it is time. A task without input has no commit that does this.
+
+        Any thread may call this. Raises: RetryableError if the additions of a dead owner's last commit cannot be read.
+        """
+        self._read_added()
+        self._remove_ttls(())
+
     def retry_ttls(self) -> None:
         """Before a commit: try again to remove outstanding TTLs if the commit would be refused because of them.
 
@@ -143,7 +155,7 @@ class CleanUp:
             age_ms = self._now_ms() - since
             raise RetryableError(
                 f"the TTL of {len(self._outstanding)} published blobs could not be removed for {age_ms // 1000} s",
-                hint="allow this user to delete object tags (s3:DeleteObjectTagging); otherwise the blobs expire",
+                hint="let this user remove TTLs (on S3: s3:DeleteObjectTagging); otherwise the blobs expire",
                 job=self._services.config.job_name,
                 task=self._task,
                 blob=blob,
@@ -170,20 +182,21 @@ class CleanUp:
 
     def _read_added(self) -> None:
         """Remove the TTLs of the blobs that the last commit of a dead owner added, marker by marker."""
-        while self._unread:
-            factory, store, marker, is_current = self._unread[-1]
-            added: Sequence[str] = ()
-            try:
-                if factory not in self.skipped:
-                    manager = self._services.backup_manager(factory)
-                    added = manager.added_blobs(self._services.identity(self._task, store), marker)
-            except (MissingError, CorruptError) as error:
-                self._damaged(factory, store, error, is_current=is_current)
-            except StatemgrError as error:
-                self._skip_unreachable(factory, error)
-            if self._remove_ttls(added) & set(added):
-                self._damaged(factory, store, "it has lost blobs", is_current=is_current)
-            self._unread.pop()
+        with self._reading:
+            while self._unread:
+                factory, store, marker, is_current = self._unread[-1]
+                added: Sequence[str] = ()
+                try:
+                    if factory not in self.skipped:
+                        manager = self._services.backup_manager(factory)
+                        added = manager.added_blobs(self._services.identity(self._task, store), marker)
+                except (MissingError, CorruptError) as error:
+                    self._damaged(factory, store, error, is_current=is_current)
+                except StatemgrError as error:
+                    self._skip_unreachable(factory, error)
+                if self._remove_ttls(added) & set(added):
+                    self._damaged(factory, store, "it has lost blobs", is_current=is_current)
+                self._unread.pop()
 
     def _damaged(self, factory: str, store: str, why: object, *, is_current: bool) -> None:
         config = self._services.config.stores.get(store)
@@ -210,14 +223,15 @@ class CleanUp:
             log.warning("%s: %s disappeared before its TTL was removed", self._task, blob)
             self.damage.suspect()
             del problems[blob]
-        untried = {blob: since for blob, since in self._outstanding.items() if blob not in wanted}
-        now = self._now_ms()
-        self._outstanding = untried | {blob: self._outstanding.get(blob, now) for blob in problems}
-        if is_due:
-            self._pause_s = min(2 * self._pause_s + 1, _LONGEST_PAUSE_S) if problems else 0.0
-            self._retry_s = now_s + self._pause_s
+        with self._lock:
+            untried = {blob: since for blob, since in self._outstanding.items() if blob not in wanted}
+            now = self._now_ms()
+            self._outstanding = untried | {blob: self._outstanding.get(blob, now) for blob in problems}
+            if is_due:
+                self._pause_s = min(2 * self._pause_s + 1, _LONGEST_PAUSE_S) if problems else 0.0
+                self._retry_s = now_s + self._pause_s
         for blob, error in [*problems.items()][:1]:
-            what = "%s: the TTL of %s could not be removed, which a later commit tries again; %s: %s"
+            what = "%s: the TTL of %s could not be removed, which is tried again; %s: %s"
             log.warning(what, self._task, counted(len(problems), "blob"), blob, error)
         for error in problems.values():
             if isinstance(error, RetryableError) and BLOB_STORE not in self._services.fed:

@@ -101,8 +101,10 @@ class BlobCopies:
     def _left_by_earlier_run(self, wanted: set[str]) -> dict[str, BlobInfo]:
         """Steps 1 and 2. Returns: the copies that may be used again."""
         store = self.target.blobs()
-        now_ms, limit_ms = store.administration.time_ms(), SHORTEST_GRACE_MS // 4
         found = {blob.blob_id: blob for blob in list_blobs(store, _prefix(self.target)) if blob.blob_id in wanted}
+        if not found:
+            return {}  # the target's directory may not exist yet, so it has no clock
+        now_ms, limit_ms = store.administration.time_ms(), SHORTEST_GRACE_MS // 4
         old = {name for name, blob in found.items() if now_ms - blob.modified_ms > limit_ms}
         for error in self.target.transfer().delete_all(old).values():
             raise error

@@ -40,6 +40,7 @@ def _config(kind: str, request: pytest.FixtureRequest, directory: Path) -> JobCo
             "blob.store.s3.path.style": True,
         }
     elif kind == "file":
+        (directory / "blobs" / "lost+found").mkdir(parents=True)  # a disk that is mounted
         settings["blob.store.uri"] = (directory / "blobs").as_uri()
     else:
         settings["blob.store.uri"] = f"memory://{secrets.token_hex(8)}"

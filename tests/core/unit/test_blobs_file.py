@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from statemgr import JobConfig
 from statemgr.blobs import file_tree
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice
+from statemgr.testing.memory_servers import MemoryServers
 
 
 @pytest.fixture
@@ -57,6 +60,22 @@ def test_what_another_has_done_is_synced_too(tmp_path: Path, synced: list[Path])
     synced.clear()
     store.put("a/b/other", b"x", ttl_days=None)
     assert tmp_path / "a" in synced, "the directory may have been made by a writer that died"
+
+
+@pytest.fixture
+def servers() -> Iterator[MemoryServers]:
+    """Return servers for a job whose state is only in the blob store."""
+    settings = {
+        "job.name": "orders",
+        "task.inputs": ["orders"],
+        "task.backup.factories": ["blob-store"],
+        "stores.totals.value.serde": "bytes",
+        "blob.store.retry.policy.max.retries": 0,
+    }
+    opened = MemoryServers(settings)
+    opened.open()
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -223,3 +242,102 @@ def test_a_new_root_survives_a_power_loss(tmp_path: Path, synced: list[Path]) ->
     synced.clear()
     FileBlobStore(root, SystemClock()).put("b", b"x", ttl_days=None)
     assert root.parent in synced
+
+
+def _calls(store: FileBlobStore) -> dict[str, Callable[[], object]]:
+    return {
+        "put": lambda: store.put("job/new", b"x", ttl_days=None),
+        "get": lambda: store.get("job/blob").__enter__(),
+        "stat": lambda: store.stat("job/blob"),
+        "remove_ttl": lambda: store.remove_ttl("job/blob"),
+        "delete": lambda: store.delete("job/blob"),
+        "list": lambda: store.list("job/"),
+        "time": store.time_ms,
+    }
+
+
+@pytest.mark.parametrize("call", ["put", "get", "stat", "remove_ttl", "delete", "list", "time"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_root_whose_disk_is_no_longer_mounted_takes_nothing(tmp_path: Path, call: str, there: bool) -> None:
+    """Invariant 1: the directory below the mount point is missing or empty, and nothing is written to it or read from
+    it. When the disk is mounted again, everything continues."""
+    root, disk = tmp_path / "mount", tmp_path / "disk"
+    store = FileBlobStore(root, SystemClock())
+    store.put("job/blob", b"x", ttl_days=1)
+    root.rename(disk)
+    if there:
+        root.mkdir()
+    with pytest.raises(UnavailableError, match="another one than before" if there else "does not exist") as caught:
+        _calls(store)[call]()
+    assert "mounted" in str(caught.value.hint)
+    assert root.exists() == there
+    assert not there or not list(root.iterdir())
+    if there:
+        root.rmdir()
+    disk.rename(root)
+    _calls(store)[call]()
+
+
+def test_a_disk_that_is_mounted_again_may_have_other_numbers(tmp_path: Path) -> None:
+    """A network file system gets a new device number, so a root with the job's directory is the same one."""
+    root = tmp_path / "mount"
+    store = FileBlobStore(root, SystemClock())
+    store.put("job/blob", b"x", ttl_days=1)
+    root.rename(tmp_path / "disk")
+    shutil.copytree(tmp_path / "disk", root)
+    assert store.stat("job/blob").size == 1
+    store.put("job/new", b"x", ttl_days=1)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_process_that_starts_without_the_disk_finds_no_blob_missing(tmp_path: Path, there: bool) -> None:
+    """Whoever knows a blob's name gets an error that can pass. For a new job, a listing is empty, and the first write
+    makes the root."""
+    root = tmp_path / "new" / "blobs"
+    if there:
+        root.mkdir(parents=True)
+    store = FileBlobStore(root, SystemClock())
+    assert list(store.list("job/").blobs) == list(store.unfinished("")) == []
+    for call in ("get", "stat", "remove_ttl", "delete"):
+        with pytest.raises(UnavailableError, match="is empty" if there else "does not exist"):
+            _calls(store)[call]()
+    problem = () if there else (f"{root} cannot be written to: the directory of blob.store.uri does not exist",)
+    assert store.probe() == problem
+    assert root.exists() == there, "a look makes nothing"
+    _calls(store)["put"]()
+    assert store.stat("job/new").size == 1
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_job_that_starts_without_the_disk_commits_nothing(
+    servers: MemoryServers, tmp_path: Path, there: bool
+) -> None:
+    """Invariant 1: its state is on this machine, and its checkpoint adds no blob, so nothing else asks for one before
+    the first segment is written."""
+    root, disk = tmp_path / "mount", tmp_path / "disk"
+    config = JobConfig.from_mapping(
+        servers.on_disk(servers.config, "one").to_mapping(), {"blob.store.uri": root.as_uri()}
+    )
+
+    def commit(*counts: int) -> None:
+        with servers.manager(config, "kafka-partition") as manager:
+            task = manager.open_task("Partition 0")
+            for count in counts:
+                for number in range(count):
+                    task.store("totals").put(b"%d" % number, b"%d" % count * 20)
+                task.commit({"orders-0": count})
+
+    commit(1, 2)
+    root.rename(disk)
+    if there:
+        root.mkdir()
+    with pytest.raises(UnavailableError, match=r"blob\.store\.uri"):
+        commit(3_000)
+    assert not [path for path in root.rglob("*") if path.is_file()]
+    if there:
+        root.rmdir()
+    disk.rename(root)
+    commit(3_000)
+    servers.lose_disk()
+    with servers.manager(config, "kafka-partition") as manager:
+        assert manager.open_task("Partition 0").store("totals").get(b"2999") == b"3000" * 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -119,6 +120,7 @@ def test_a_ttl_that_cannot_be_removed_costs_few_requests(
 ) -> None:
     """Protocol 8, invariant 13: a commit tries its own blobs, and all others after longer and longer pauses. It logs
     one line. None is forgotten."""
+    monkeypatch.setattr(coordinator, "LOOK_S", 1e9)
     asked = list[str]()
 
     def refuse(self: MemoryBlobStore, blob_id: str) -> None:
@@ -199,6 +201,33 @@ def test_ttls_that_a_dead_owner_has_left_are_counted(servers: MemoryServers, mon
             task.commit({"orders-0": 2})
             assert [of for (_,), of in task.owner.blobs_with_ttl()] == [0]
     assert not with_ttl(servers)
+
+
+@pytest.mark.parametrize("of_dead_owner", [False, True])
+def test_the_ttls_of_a_task_without_input_are_tried_again(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, of_dead_owner: bool
+) -> None:
+    """Protocol 8: no later commit removes them, so upkeep does, also those that an opening could not remove."""
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        raise AccessDenied("told to", blob=blob_id)
+
+    config = servers.on_disk(servers.config, "one")
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+        manager = stack.enter_context(servers.manager(config, "kafka-partition"))
+        task = manager.open_task(TASK)
+        task.store("totals").put(b"k", b"1")
+        task.commit({"orders-0": 1})
+        if of_dead_owner:
+            stack.close()
+            manager = stack.enter_context(servers.manager(config, "kafka-partition"))
+            manager.open_task(TASK)
+        assert with_ttl(servers)
+        patch.undo()
+        servers.clock.advance(60)
+        manager._upkeep.look()
+        assert not with_ttl(servers)
 
 
 def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +21,10 @@ from urllib3 import HTTPResponse
 from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Place, make_client, parsed_time
 from statemgr.blobs.s3.errors import translated
-from statemgr.errors import UnavailableError
+from statemgr.blobs.s3.store import S3BlobStore
+from statemgr.errors import InvalidError, UnavailableError
+from statemgr.local.machine import SystemClock
+from statemgr.ports import FileSlice
 from statemgr.version import __version__
 
 
@@ -158,6 +164,75 @@ def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
         raise CredentialRetrievalError(provider="custom-process", error_msg="the vault is sealed")
 
 
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ('{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "2020-01-01T00:00:00Z"}', "expired"),
+        ('{"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "secret"}', "ParserError"),
+        ('["secret"]', "AttributeError"),
+        ("secret", "JSONDecodeError"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, message: str
+) -> None:
+    """The source may be late, or a clock wrong: the SDK raises errors that are not its own. What the source has given
+    is in no message."""
+    (tmp_path / "output").write_text(output)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'output'}\n")
+    for name, value in (("CONFIG_FILE", tmp_path / "config"), ("SHARED_CREDENTIALS_FILE", tmp_path / "none")):
+        monkeypatch.setenv(f"AWS_{name}", str(value))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(UnavailableError, match=message) as caught, translated("bucket"):
+        make_client({"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}, 1).head_bucket(Bucket="bucket")
+    assert "clock" in str(caught.value.hint)
+    assert "secret" not in str(caught.value)
+
+
+def test_another_error_in_a_request_is_not_about_credentials() -> None:
+    """It is a bug, and stays visible."""
+    with pytest.raises(RuntimeError), translated("bucket"):
+        raise RuntimeError("a bug")
+
+
+def test_the_service_of_temporary_credentials_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 13: the retrying decorator owns the deadline, so the SDK repeats nothing there either. An identity
+    provider that STS cannot reach is an outage."""
+    asked: list[str] = []
+
+    class Sts(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            body = b"<ErrorResponse><Error><Code>IDPCommunicationError</Code></Error></ErrorResponse>"
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "token").write_text("token")
+    with HTTPServer(("127.0.0.1", 0), Sts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in (
+            ("ROLE_ARN", "arn:aws:iam::123456789012:role/r"),
+            ("WEB_IDENTITY_TOKEN_FILE", tmp_path / "token"),
+            ("ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}"),
+            ("CONFIG_FILE", tmp_path / "none"),
+            ("SHARED_CREDENTIALS_FILE", tmp_path / "none"),
+        ):
+            monkeypatch.setenv(f"AWS_{name}", str(value))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+        try:
+            client = make_client({"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}, 1)
+            with pytest.raises(UnavailableError, match="IDPCommunicationError"), translated("bucket"):
+                client.head_bucket(Bucket="bucket")
+        finally:
+            server.shutdown()
+    assert len(asked) == 1
+
+
 def test_requests_say_who_asks() -> None:
     """The log of a bucket tells statemgr's requests from others."""
     agents = []
@@ -171,3 +246,27 @@ def test_requests_say_who_asks() -> None:
     client.meta.events.register("before-send.s3", answer)
     client.head_bucket(Bucket="bucket")
     assert f"statemgr/{__version__} Botocore/" in str(agents[0])
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:1"])
+def test_a_blob_that_s3_cannot_take_is_not_sent(tmp_path: Path, endpoint: str | None) -> None:
+    """Amazon refuses more than 5 GiB, after it has received all of it. Another server may take more, or refuse less."""
+    size = 5 * 1024**3 + 1 if endpoint is None else 10
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    asked: list[str] = []
+
+    def answer(request: Any, **_: object) -> AWSResponse:
+        asked.append(request.method)
+        body = b"<Error><Code>EntityTooLarge</Code></Error>"
+        return AWSResponse(request.url, 400, {}, HTTPResponse(BytesIO(body), preload_content=False))
+
+    settings = {"endpoint": endpoint or "", "region": "us-east-1", "access.key": "a", "secret.key": "b"}
+    client = make_client(settings, 1)
+    client.meta.events.register("before-send.s3", answer)
+    store = S3BlobStore(Place(client, "bucket", ""), SystemClock(), ttl_days=7, encryption={}, own="orders/1/")
+    with pytest.raises(InvalidError, match="at most 5 GiB") as caught:
+        store.put("orders/1/blob", FileSlice(tmp_path / "large", 0, size), ttl_days=7)
+    assert "statemgr rescale" in str(caught.value.hint)
+    assert caught.value.where["blob"] == "orders/1/blob"
+    assert bool(asked) == (endpoint is not None)

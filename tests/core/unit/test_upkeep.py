@@ -68,7 +68,7 @@ class Owner:
     """Two tasks that ask for their blobs. ``refused``: a blob of the first one that cannot be checked."""
 
     def __init__(self, refused: str | None) -> None:
-        self.clean_ups = dict.fromkeys(TASKS[:2])
+        self.clean_ups = dict.fromkeys(TASKS[:2], SimpleNamespace(is_unfinished=False))
         self.owner = SimpleNamespace(of_job=True)
         self.asked: Counter[str] = Counter()
         self._refused = refused

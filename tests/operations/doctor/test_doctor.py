@@ -97,8 +97,18 @@ def test_clocks_may_differ_a_little() -> None:
     assert "60 s behind" in behind.detail
 
 
+def test_a_directory_of_blobs_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    """It may be mistyped, or its disk not mounted. A new job makes it."""
+    (finding,) = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
+    assert finding.status is checks.Status.NOTE
+    assert str(tmp_path / "blobs") in finding.detail
+    assert "mounted" in str(finding.fix)
+    assert not (tmp_path / "blobs").exists()
+
+
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
     """The check puts, gets, overwrites and deletes a blob and removes its TTL, in a directory that ends up empty."""
+    (tmp_path / "blobs").mkdir()
     findings = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
     assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
     assert {f.status for f in findings} == {Status.OK}

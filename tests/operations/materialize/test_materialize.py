@@ -687,6 +687,7 @@ def test_files_that_the_store_lacks_are_uploaded_again(config: JobConfig, tmp_pa
     stored = blob_files(tmp_path)
     assert stored
     if what == "another store":
+        (tmp_path / "other-blobs" / "lost+found").mkdir(parents=True)  # a disk that is mounted
         config = with_changes(config, blob__store__uri=(tmp_path / "other-blobs").as_uri())
     else:
         for name in stored:

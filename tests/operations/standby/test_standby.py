@@ -260,13 +260,13 @@ def test_errors_are_shown_and_tried_again(kafka: KafkaServer, tmp_path: Path) ->
         checkpoint = commit(config, dict(LARGE), 1)
         wait_until(lambda: any(report.checkpoint == checkpoint for report in reports))
         (tmp_path / "blobs").rename(tmp_path / "away")
-        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / config.job_name).mkdir(parents=True)  # empty, it would be a disk that is not mounted
         shutil.rmtree(tmp_path / "other")
     with Standby(other) as standby, running(standby) as reports:
         wait_until(lambda: bool(reports))
         assert reports[0].task == TASK
         assert isinstance(reports[0].error, MissingError)
-        (tmp_path / "blobs").rmdir()
+        shutil.rmtree(tmp_path / "blobs")
         (tmp_path / "away").rename(tmp_path / "blobs")
         wait_until(lambda: reports[-1].error is None)
         failures = {"job": config.job_name}
