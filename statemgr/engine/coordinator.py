@@ -201,6 +201,8 @@ class UpkeepThread:
         self._clock = services.clock
         self._upkeep = Upkeep(services)
         self._sweep = Sweep(services)
+        #: task → when its unfinished clean-up was tried
+        self._tried_s: dict[str, float] = {}
         self._worker: Worker[None] = Worker(services, "upkeep", f"job {services.config.job_name}", background=True)
 
     def start(self) -> None:
@@ -213,10 +215,7 @@ class UpkeepThread:
         owners = list(self._owners())
         if not any(owner.owner.of_job for owner in owners):  # the executors have the tasks of such a job
             self._sweep.start(task for owner in owners for task in owner.clean_ups)
-        for owner in owners:
-            for task, clean_up in owner.clean_ups.items():
-                if clean_up.is_unfinished and not owner.owner.is_fenced:
-                    self._try(task, clean_up.try_again)
+        self._finish_clean_ups(owners)
         turns: list[Turn] = []
         self._try("the orders to check blobs", lambda: turns.append(self._upkeep.turn()))
         for turn in turns:
@@ -225,6 +224,21 @@ class UpkeepThread:
                 of_task = self._upkeep.of_task(task, turn)
                 if not self._try(task, partial(look_at, task, of_task)):
                     self._upkeep.repeat(task, of_task)
+
+    def _finish_clean_ups(self, owners: Iterable[Coordinator]) -> None:
+        """Those that were tried longest ago first, until one is not finished: it may have waited for the blob store for
+        as long as requests are repeated."""
+        unfinished = [
+            (self._tried_s.get(task, 0.0), task, clean_up)
+            for owner in owners
+            for task, clean_up in owner.clean_ups.items()
+            if clean_up.is_unfinished and not owner.owner.is_fenced
+        ]
+        self._tried_s = {task: tried_s for tried_s, task, _ in unfinished}
+        for _, task, clean_up in sorted(unfinished, key=lambda one: one[:2]):
+            self._tried_s[task] = self._clock.elapsed()
+            if not self._try(task, clean_up.try_again) or clean_up.is_unfinished:
+                break
 
     def close(self) -> None:
         """Stop. Nobody waits for a look in progress."""

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from statemgr.blobs.counting import Counted, counts_of
-from statemgr.errors import StatemgrError
+from statemgr.errors import ClosedError, StatemgrError
 from statemgr.local import memory_in_use
 from statemgr.phases import Phase, add_observer, remove_observer, tasks_of
 from statemgr.ports import Clock
@@ -165,10 +165,12 @@ class Metrics:
 
     @contextmanager
     def committing(self, commits: int = 1, *, begins: bool = False) -> Iterator[None]:
-        """Count commits that are published together; as failed if the block raises. ``begins``: another block publishes
-        them later."""
+        """Count commits that are published together; as failed if the block raises. ClosedError does not count, because
+        they were given up. ``begins``: another block publishes them later."""
         try:
             yield
+        except ClosedError:
+            raise
         except BaseException as error:
             self.commits.labels(self.job, "failed").inc(commits)
             if isinstance(error, Exception):

@@ -693,8 +693,10 @@ class History:
             if not at_peace or any(layout.lost for layout in report.layouts):
                 return
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
+            # the next owner of such a task removes their TTLs, or deletes them
+            expiring = {one.blob_id for record in log.read().values() for one in record.current.outstanding_ttl}
         prefix = f"{config.job_name}/{config.job_id}/"
-        left = {name for name in self.bucket.names() if name.startswith(prefix)}
+        left = {name for name in self.bucket.names() if name.startswith(prefix) and name not in expiring - needed}
         if left - needed or needed - left - self.bucket.lost:  # a kept checkpoint may need what was lost
             raise Wrong(
                 f"after gc: {len(left - needed)} blobs too many {sorted(left - needed)[:3]}, "

@@ -13,9 +13,9 @@ Steps, for one store at a time, while its task continues or the next attempts ru
 
 Nothing here changes which state is current, and the segments keep everything meanwhile. A task tolerates failures up to
 a limit. Attempts tolerate all of them. But if the segments reach twice the amount that makes a snapshot due, the next
-attempt, or the first commit of an owner, makes the snapshot itself. If the snapshot is twice as old as the interval, an
-owner starts one in the background after its first commit. So a job whose owners never live long enough for a background
-snapshot to become due has bounded chains, too.
+attempt, or the first commit of an owner, makes the snapshot itself. If no number of commits makes one due, and the
+snapshot is twice as old as the interval, an owner starts one in the background after its first commit. So a job whose
+owners never live long enough for a background snapshot to become due has bounded chains, too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class BackgroundSnapshots:
         self._task = task
         self._stores = stores
         self._metrics = metrics
-        now, interval = services.clock.monotonic(), services.config.snapshot_interval.seconds or 0
+        now, limits = services.clock.monotonic(), services.config.snapshot_interval
+        interval = limits.seconds or 0
         #: store → start of its last snapshot; the first interval is shorter
         self._last = {name: now - interval * (1 - share_of_interval(store.identity)) for name, store in stores.items()}
         self.worker: Worker[None] = Worker(services, f"snapshot-{task}", f"task {task}")
@@ -135,7 +136,7 @@ class BackgroundSnapshots:
         self._at_database = threading.Lock()
         #: stores of which this owner has not looked whether a snapshot is overdue, and whether it is old
         self._inherited = set(stores)
-        self._of_unknown_age = set(stores) if interval else set[str]()
+        self._of_unknown_age = set(stores) if interval and limits.commits is None else set[str]()
         #: store → the database's sequence number that its last snapshot does not exceed
         self._made: dict[str, int] = {}
         #: the newest checkpoint, and the sequence number of each store there
@@ -219,9 +220,9 @@ class BackgroundSnapshots:
         for chain in published_chains(self._services, store, checkpoint, in_session=True):
             self._metrics.backlog(name, chain.backlog.segments, chain.backlog.size)
             if name in self._of_unknown_age and chain.needs_snapshot:
+                self._of_unknown_age.discard(name)  # one question is enough if there is no answer
                 if chain.snapshot_age_s() >= _OVERDUE * interval_s:  # no earlier owner has lived long enough
                     self._last[name] = -math.inf
-                self._of_unknown_age.discard(name)
             seconds = self._services.clock.monotonic() - self._last[name]
             if chain.needs_snapshot and store.is_whole and chain.is_over(seconds=seconds):
                 return chain

@@ -251,7 +251,8 @@ def _needs(record: CheckpointRecord, found: NeededBlobs, generation: int | None 
                 found.spared.add(attachment.blob.blob_id)
             else:
                 found.add([attachment.blob.blob_id], checkpoint.checkpoint_id.millis, generation)
-        found.spared.update([outstanding.blob_id for outstanding in checkpoint.outstanding_ttl])
+    # the newest checkpoint has all blobs whose TTL its owner has yet to remove; those of older ones may be garbage
+    found.spared.update([outstanding.blob_id for outstanding in record.current.outstanding_ttl])
     return sorted(needs, key=lambda need: need.store)  # the checkpoints of a store share indexes
 
 

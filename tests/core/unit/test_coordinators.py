@@ -15,6 +15,7 @@ from statemgr.backends.changelog import backup
 from statemgr.blobs import open_raw_blob_store
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.engine import coordinator, job_coordinator
+from statemgr.engine.coordinator import UpkeepThread
 from statemgr.engine.job_coordinator import JobCoordinator
 from statemgr.errors import (
     AccessDenied,
@@ -230,6 +231,34 @@ def test_the_ttls_of_a_task_without_input_are_tried_again(
         assert not with_ttl(servers)
 
 
+def test_a_look_waits_once_for_a_blob_store_that_is_away(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task could wait as long as requests are repeated. The next look begins with another task."""
+    asked: list[str] = []
+
+    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
+        asked.append(blob_id.split("/")[2])
+        raise AccessDenied("told to", blob=blob_id)
+
+    monkeypatch.setattr(UpkeepThread, "start", lambda self: None)
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+            for number in range(2):
+                task = manager.open_task(f"Partition {number}")
+                task.store("totals").put(b"k", bytes(10_000))
+                task.commit({f"orders-{number}": 1})
+            for looks in (1, 2):
+                servers.clock.advance(60)
+                asked.clear()
+                manager._upkeep.look()
+                assert set(asked) == {f"Partition_{looks - 1}"}
+        servers.clock.advance(600)
+        manager._upkeep.look()
+        assert not with_ttl(servers)
+
+
 def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(
     servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +449,7 @@ def test_a_repair_of_a_changelog_gives_way(
                 task.commit({"orders-0": 2})
                 assert not task.damage.pairs
         assert seen.count(Phase.COMMIT_TRANSACTION) == (0 if ends else 1)
+        assert not manager.metrics.failures(), "nothing has failed"
 
 
 @pytest.fixture
