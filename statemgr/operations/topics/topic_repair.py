@@ -88,8 +88,10 @@ class Repaired:
 
 
 def look(config: JobConfig, clock: Clock) -> Repaired:
-    """Report what a repair would do. Raises: MissingState, UnavailableError."""
-    return _sort(config, clock)[0]
+    """Report what a repair would do. Raises: MissingState, CorruptError, UnavailableError."""
+    result, _, found = _sort(config, clock)
+    found.numbered(0)  # an error of `copy_valid` is one here, too: before the fence
+    return result
 
 
 def target_config(config: JobConfig, target: str) -> JobConfig:
@@ -286,10 +288,11 @@ class _Checkpoints:
     def numbered(self, sequence: int) -> tuple[bytes, bytes] | None:
         """A job record with this sequence number and the content of a current checkpoint, in the newest layout; None if
         there is no checkpoint."""
-        found = {at: record for at in self._tracks if at.task and at.version != 1 and (record := self._newest(at))}
-        if not found:
+        # gc and undo leave nothing but deletes of a layout
+        there = {at: track for at, track in self._tracks.items() if at.task and at.version != 1 and track.messages}
+        record = self._newest(max(there)) if there else None
+        if record is None:
             return None
-        record = found[max(found)]
         key = CheckpointKey(record.job_name, record.job_id, record.layout.generation, "", 2, sequence)
         publish = replace(publish_of(record.current), sequence=sequence)
         return codecs.encode_job(key, JobCheckpoint(record.layout, publish))

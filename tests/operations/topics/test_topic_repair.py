@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,21 @@ def test_records_that_need_a_lost_job_record_are_left_out_with_it(servers: Memor
     ]
     assert [bool(one.then) for one in found] == [False, True, True]
     assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
+
+
+def test_an_earlier_layout_was_deleted(servers: MemoryServers, config: JobConfig) -> None:
+    """`gc` and `rescale --undo` leave the deletes of its records, until compaction. They are no loss."""
+    keys = [
+        codecs.encode_key(replace(codecs.decode_key(entry.key), layout_generation=0))
+        for entry in servers.broker.log(config.checkpoint_topic, 0).entries
+        if entry and entry.key and entry.value and codecs.is_key(entry.key)
+    ]
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [(key, None) for key in keys])
+    damage(servers, config, "Partition 0", 3)
+    (left_out,) = look(config, servers.clock).left_out
+    assert "goes back" in str(left_out.then)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    assert read(servers, repaired(config)) == {"Partition 0": 2, "Partition 1": 3}
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
