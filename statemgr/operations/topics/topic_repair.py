@@ -44,6 +44,8 @@ from statemgr.ports import Clock
 from statemgr.serdes.avro import MARK
 
 _SHOWN = 40
+#: More publishes than a topic loses.
+_LOST = 1_000_000
 _OTHER = "choose another topic with `statemgr topics repair --to`"
 #: Records that are no checkpoints: how to tell them by their keys, and how to decode them.
 _OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, codecs.Place], object]]] = (
@@ -286,13 +288,17 @@ class _Checkpoints:
         return f"{at.task} goes back to checkpoint {record.current.checkpoint_id} (sequence {record.current.sequence})"
 
     def numbered(self, sequence: int) -> tuple[bytes, bytes] | None:
-        """A job record with this sequence number and the content of a current checkpoint, in the newest layout; None if
-        there is no checkpoint."""
+        """A job record with the content of a current checkpoint, in the newest layout; None if there is no checkpoint.
+
+        It has this sequence number, or one far above those of the topic: a clock that was ahead may have given them.
+        """
         # gc and undo leave nothing but deletes of a layout
         there = {at: track for at, track in self._tracks.items() if at.task and at.version != 1 and track.messages}
         record = self._newest(max(there)) if there else None
         if record is None:
             return None
+        highest = max(max((*track.sequences(), track.highest_deleted)) for track in there.values())
+        sequence = max(sequence, highest + _LOST)
         key = CheckpointKey(record.job_name, record.job_id, record.layout.generation, "", 2, sequence)
         publish = replace(publish_of(record.current), sequence=sequence)
         return codecs.encode_job(key, JobCheckpoint(record.layout, publish))

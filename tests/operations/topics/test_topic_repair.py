@@ -204,6 +204,21 @@ def test_the_sequence_numbers_of_lost_records_are_not_used_again(servers: Memory
     assert publish(servers, new, 5) == reserved + 2
 
 
+def test_a_clock_that_is_behind(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine repaired the topic before, with a later clock. The numbers go up all the same."""
+    config = servers.on_disk(with_changes(servers.config, job__tasks=1), "disk")
+    publish(servers, config, 1)
+    publish(servers, config, 2)
+    damage(servers, config, "Partition 0", 2)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    first = publish(servers, repaired(config), 2)
+    damage(servers, repaired(config), "Partition 0", publish(servers, repaired(config), 3))
+    monkeypatch.setattr(servers.clock, "time_ns", lambda: 0)
+    copy_valid(repaired(config), servers.clock, "again", allow_older=True)
+    again = JobConfig.from_mapping(config.to_mapping(), {"task.checkpoint.topic": "again"})
+    assert publish(servers, again, 4) > first + 1
+
+
 def publish(servers: MemoryServers, config: JobConfig, offset: int) -> int:
     """Publish a commit of all tasks together, as a Spark driver does. Return its sequence number."""
     with closing(servers.services(config)) as services, servers.manager(config, "spark-hash") as manager:
