@@ -153,10 +153,8 @@ def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: boo
         try:
             admin.set(target, BROKER_TIMES)
         except StatemgrError as error:
-            error.hint = (
-                f"the records are copied: run kafka-configs.sh {admin.altering(target, BROKER_TIMES)}, then set "
-            )
-            error.hint += f"task.checkpoint.topic = {target}"
+            command = f"kafka-configs.sh {admin.altering(target, BROKER_TIMES)}"
+            error.hint = f"the records are copied: run {command}, then set task.checkpoint.topic = {target}"
             raise
     return result
 
