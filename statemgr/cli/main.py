@@ -61,7 +61,8 @@ def _built_in() -> dict[str, tuple[str, str]]:
 
 
 class _Notices(logging.Handler):
-    """Prints what the loading of the configuration logs, and what a command waits for, one line each."""
+    """Prints what the loading of the configuration logs, and what a command waits for or leaves out, one line
+    each."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"note: {record.getMessage()}", err=True)
@@ -337,10 +338,11 @@ def cli(debug: bool) -> None:
         # messages of the client libraries would bury the one line that says what is wrong
         logging.getLogger("statemgr").addHandler(logging.NullHandler())
         logging.getLogger("statemgr.config").addHandler(_NOTICES)
-        for name in ("metadata", "reader"):  # they say what a command waits for
-            waits = logging.getLogger(f"statemgr.kafka.{name}")
-            waits.addHandler(_NOTICES)
-            waits.setLevel(logging.INFO)
+        # they say what a command waits for, and what it does not look at
+        for name in ("kafka.metadata", "kafka.reader", "operations.rescale.rescale"):
+            told = logging.getLogger(f"statemgr.{name}")
+            told.addHandler(_NOTICES)
+            told.setLevel(logging.INFO)
 
 
 def main() -> None:

@@ -152,29 +152,39 @@ def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[st
     Raises: InvalidError if no task has such an input, if a topic would have offsets of both clusters, if the new
         cluster does not have them, or for a job on Spark; UnavailableError, AccessDenied.
     """
+    for one in tasks:
+        if one.checkpoint.batch is not None:
+            raise InvalidError(
+                "the job runs on Spark, which takes the offsets of its input from the micro-batch",
+                hint="leave out `statemgr copy --input`",
+                task=one.record.task,
+            )
     own = {one.record.task: set(one.checkpoint.input_offsets) for one in tasks}
     known = set().union(*own.values())
+    stay = {source_topic(source) for source in known}
     for one in tasks:
         if is_by_input(one.record.layout.partitioner):
             new = {f"{topic}-{task_index(one.record.task)}" for topic in target.config.inputs}
             own[one.record.task] |= new - known
     possible = set().union(*own.values())
     if unknown := sorted(inputs.keys() - possible):
+        hint = "if its topic has another name in the new cluster, add it to task.inputs of the new job"
+        if source_topic(unknown[0]) in stay.union(target.config.inputs):
+            hint = "leave it out: no checkpoint continues there, so it begins as task.input.start says"
         raise InvalidError(
             f"no checkpoint has an offset of {unknown[0]}",
-            hint="if its topic has another name in the new cluster, add it to task.inputs of the new job. The offsets "
-            f"that can be given are those of {_listed(possible)}",
+            hint=f"{hint}. The offsets that can be given are those of {_listed(possible)}",
             source=unknown[0],
         )
     topics = {source_topic(source) for source in inputs}
-    if missing := sorted(source for source in possible - inputs.keys() if source_topic(source) in topics):
+    old = {source for source in possible if source in known or source_topic(source) not in stay}
+    if missing := sorted(source for source in old - inputs.keys() if source_topic(source) in topics):
         raise InvalidError(
             f"there is no offset for {missing[0]}, but there are some for its topic",
             hint="give an offset for each partition: the old ones are those of another topic",
             source=missing[0],
         )
-    stay = {source_topic(source) for source in known}
-    if inputs.keys() - known:  # a topic has another name
+    if topics - stay:  # a topic has another name
         stay &= set(target.config.inputs)
     given = {task: {source: inputs[source] for source in sources & inputs.keys()} for task, sources in own.items()}
     moved = [_beginning_at(one, given[one.record.task], stay | topics) for one in tasks]
@@ -186,12 +196,6 @@ def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[st
 def _beginning_at(one: TaskCopy, inputs: Mapping[str, int], stay: Collection[str | None]) -> TaskCopy:
     """``inputs``: those of the task. ``stay``: the topics whose offsets are not left out."""
     checkpoint = one.checkpoint
-    if checkpoint.batch is not None:
-        raise InvalidError(
-            "the job runs on Spark, which takes the offsets of its input from the micro-batch",
-            hint="leave out `statemgr copy --input`",
-            task=one.record.task,
-        )
     offsets = {s: offset for s, offset in {**checkpoint.input_offsets, **inputs}.items() if source_topic(s) in stay}
     same = {source_topic(source) for source in offsets.keys() - inputs.keys()}
     ids = {topic: topic_id for topic, topic_id in checkpoint.input_topic_ids.items() if topic in same}

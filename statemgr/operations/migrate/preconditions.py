@@ -19,7 +19,7 @@ from statemgr.ids import task_index, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.temporary import temporary_directory
 from statemgr.logs import counted
-from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord, Marker
+from statemgr.model.checkpoint import ChangelogMarker, CheckpointRecord
 from statemgr.model.jobs.stages import Stage, Step, StorePosition
 from statemgr.ports import Progress
 from statemgr.reader import JobReader
@@ -27,6 +27,8 @@ from statemgr.services import Services
 from statemgr.wiring import open_services
 
 _PROBE_SIZE = 8 * 1024 * 1024
+#: What to do about a changelog that has lost state.
+_WRITE_AGAIN = "start the job as it is configured: its next commit writes the whole state to the changelog again"
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,17 @@ def check_again(
     Args:
         services: makes the adapters, the clock, the source of IDs and the threads.
 
-    Raises: RetryableError if a process with an older configuration has committed meanwhile, so that the first opening
-        in the next stage would be refused.
+    Raises: RetryableError if the first opening in the next stage would be refused: a process with an older
+        configuration has committed meanwhile, or a changelog has lost state.
     """
     with closing(services(config)) as opened, JobReader(config, only_settled=True, services=services) as reader:
         found = _restorable(opened, step, positions(opened, reader.retaining(), stores))
+    if found.fix == _WRITE_AGAIN:
+        raise RetryableError(
+            found.detail,
+            hint=f"{found.fix}. Then run the same command again; the configuration is unchanged",
+            job=config.job_name,
+        )
     if not found.met:
         raise RetryableError(
             f"{found.detail}: somebody has committed with another configuration while the step was checked",
@@ -158,13 +166,13 @@ def settled(step: Step, positions: Sequence[StorePosition], forward: bool) -> Pr
 
 
 def _restorable(services: Services, step: Step, positions: Sequence[StorePosition]) -> Precondition:
-    """The first opening in the next stage has something to restore from."""
-    stores = services.config.stores
+    """The first opening in the next stage has something to restore from. Raises: UnavailableError, AccessDenied."""
+    stores, changelogs = services.config.stores, services.backup_manager(KAFKA_CHANGELOG)
     without = []
     for one in positions:
         listed = stores[one.store].restore_factories if step.written and one.store in stores else step.target.restore
         markers = [one.record.current.marker(factory, one.store) for factory in listed]
-        losses = [_loss_of(services, marker) for marker in markers if marker is not None]
+        losses = [changelogs.loss_of(marker) for marker in markers if marker is not None]
         if not losses or all(losses):
             without.append((one, next(iter(losses), None)))
     if not without:
@@ -172,8 +180,7 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
     first, loss = without[0]
     if loss is not None:
         detail = f"the changelog of {first.record.task} / {first.store} has lost state: {loss}"
-        fix = "start the job as it is configured: its next commit writes the whole state to the changelog again"
-        return Precondition("restore", False, detail, fix)
+        return Precondition("restore", False, detail, _WRITE_AGAIN)
     has = sorted(name for name, of in first.record.current.state_checkpoint_markers.items() if first.store in of)
     return Precondition(
         "restore",
@@ -181,12 +188,6 @@ def _restorable(services: Services, step: Step, positions: Sequence[StorePositio
         f"no backend of the next restore list has {first.record.task} / {first.store}",
         f"add {' or '.join(has)} to task.restore.factories until every task has committed in the new stage",
     )
-
-
-def _loss_of(services: Services, marker: Marker) -> str | None:
-    """What a changelog has lost. Raises: UnavailableError, AccessDenied."""
-    is_changelog = isinstance(marker, ChangelogMarker)
-    return services.backup_manager(KAFKA_CHANGELOG).loss_of(marker) if is_changelog else None
 
 
 def _own_changelogs(services: Services, reader: JobReader, positions: Sequence[StorePosition]) -> Precondition:

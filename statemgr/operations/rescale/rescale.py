@@ -18,6 +18,7 @@ blobs and changelogs stay, and :mod:`statemgr.operations.rescale.undo` goes back
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -61,6 +62,7 @@ from statemgr.os_errors import disk_errors
 from statemgr.ports import CheckpointLog, Moment, Progress, TopicInfo
 from statemgr.services import Services, Submit
 
+logger = logging.getLogger(__name__)
 #: Times that a build begins again because the running job has dropped the checkpoint.
 _BUILDS = 5
 #: Times that a running job is caught up with by comparing states, before it is fenced all the same.
@@ -366,8 +368,11 @@ def _refuse_used(admin: TopicAdmin, plan: RescalePlan, root: Path) -> dict[str, 
 
 def _check_input(services: Services, plan: RescalePlan, partitioner: str, progress: Progress) -> None:
     """Step 6, where the task is the partition of the input. Reads the keys of the rows that are left; those of a
-    partition without an offset, which no task has processed, begin at its first one. Nobody reads the rows of a topic
-    that has left ``task.inputs``, although checkpoints still have its offsets.
+    partition without an offset, which no task has processed, begin at its first one.
+
+    Rows of a topic that has left ``task.inputs`` do not count: nobody reads them, although checkpoints still have its
+    offsets. If no topic with offsets is in ``task.inputs``, all count: the key may have a typing error, or the job
+    names its topics elsewhere.
 
     Raises: InvalidError if a row's key belongs to another task than its partition's.
     """
@@ -377,12 +382,10 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
     hashes = candidates(BY_INPUT_PARTITION, "bytes", of_messages)[of_messages]
     changelog = services.changelog()
     listed = services.config.inputs
-    offsets = {
-        source: offset
-        for inputs in plan.inputs
-        for source, offset in inputs.offsets.items()
-        if not listed or source_topic(source) in listed
-    }
+    offsets = {source: offset for inputs in plan.inputs for source, offset in inputs.offsets.items()}
+    known, skipped = {source_topic(source) for source in offsets}, set[str]()
+    of_spark = any(target.batch is not None for target in plan.targets.values())
+    counted = known.union(listed) if of_spark or known.isdisjoint(listed) else set(listed)
     with closing(InputTopics(services.config, services.clock)) as topics:
         offsets |= dict.fromkeys(topics.added(offsets, listed), 0)
     for source, offset in sorted(offsets.items()):
@@ -392,6 +395,9 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
             start, end = changelog.bounds(topic, number)
         except MissingState:
             continue  # the topic is gone, or these credentials do not see it
+        if topic not in counted:
+            skipped |= {topic} if max(start, offset) < end else set()
+            continue
         try:
             for batch in changelog.changes(topic, number, max(start, min(offset, end)), end):
                 if {found % plan.tasks for found in hashes([key for key, _ in batch.changes])} - {number}:
@@ -399,6 +405,8 @@ def _check_input(services: Services, plan: RescalePlan, partitioner: str, progre
                 progress(f"look at {source}", batch.end - offset, end - offset)
         except CorruptRecord as error:
             raise _rows_left(plan, source, offset, end) from error
+    for topic in sorted(skipped):
+        logger.info("the rows that are left in %s do not count, because it is not in task.inputs", topic)
 
 
 def _rows_left(plan: RescalePlan, source: str, offset: int, end: int) -> InvalidError:

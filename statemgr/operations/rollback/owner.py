@@ -103,7 +103,9 @@ class _Keep(Goal):
 
 
 def plan(services: Services, log: CheckpointLog, goal: Goal, *, check_blobs: bool = True) -> list[Rollback]:
-    """What :func:`roll_back` would do, task by task. Fences nobody and writes nothing.
+    """What :func:`roll_back` would do, task by task. Fences nobody, and writes nothing that stays.
+
+    To read an older checkpoint from a changelog, it asks for the broker's time: it creates a topic, and deletes it.
 
     Args:
         check_blobs: whether to ask for every blob that the checkpoint needs.

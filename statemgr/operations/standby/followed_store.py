@@ -173,6 +173,9 @@ class FollowedStore:
                     of_new_layout, self._copies = self._copies, of_new_layout
                     self._generation = self._follower.generation
                     unopened.clear()
+            elif self._generation == self._follower.generation:
+                for name in self._copies.keys() - self._follower.there:  # the topic was created again
+                    self._discard(name, self._copies.pop(name))
         finally:
             for task, copy in of_new_layout.items():
                 self._discard(task, copy)

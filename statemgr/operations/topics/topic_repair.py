@@ -44,6 +44,8 @@ from statemgr.ports import Clock
 from statemgr.serdes.avro import MARK
 
 _SHOWN = 40
+#: More publishes than a topic loses.
+_LOST = 1_000_000
 _OTHER = "choose another topic with `statemgr topics repair --to`"
 #: Records that are no checkpoints: how to tell them by their keys, and how to decode them.
 _OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, codecs.Place], object]]] = (
@@ -88,8 +90,10 @@ class Repaired:
 
 
 def look(config: JobConfig, clock: Clock) -> Repaired:
-    """Report what a repair would do. Raises: MissingState, UnavailableError."""
-    return _sort(config, clock)[0]
+    """Report what a repair would do. Raises: MissingState, CorruptError, UnavailableError."""
+    result, _, found = _sort(config, clock)
+    found.numbered(0)  # an error of `copy_valid` is one here, too: before the fence
+    return result
 
 
 def target_config(config: JobConfig, target: str) -> JobConfig:
@@ -149,10 +153,8 @@ def copy_valid(config: JobConfig, clock: Clock, target: str, *, allow_older: boo
         try:
             admin.set(target, BROKER_TIMES)
         except StatemgrError as error:
-            error.hint = (
-                f"the records are copied: run kafka-configs.sh {admin.altering(target, BROKER_TIMES)}, then set "
-            )
-            error.hint += f"task.checkpoint.topic = {target}"
+            command = f"kafka-configs.sh {admin.altering(target, BROKER_TIMES)}"
+            error.hint = f"the records are copied: run {command}, then set task.checkpoint.topic = {target}"
             raise
     return result
 
@@ -284,12 +286,17 @@ class _Checkpoints:
         return f"{at.task} goes back to checkpoint {record.current.checkpoint_id} (sequence {record.current.sequence})"
 
     def numbered(self, sequence: int) -> tuple[bytes, bytes] | None:
-        """A job record with this sequence number and the content of a current checkpoint, in the newest layout; None if
-        there is no checkpoint."""
-        found = {at: record for at in self._tracks if at.task and at.version != 1 and (record := self._newest(at))}
-        if not found:
+        """A job record with the content of a current checkpoint, in the newest layout; None if there is no checkpoint.
+
+        It has this sequence number, or one far above those of the topic: a clock that was ahead may have given them.
+        """
+        # gc and undo leave nothing but deletes of a layout
+        there = {at: track for at, track in self._tracks.items() if at.task and at.version != 1 and track.messages}
+        record = self._newest(max(there)) if there else None
+        if record is None:
             return None
-        record = found[max(found)]
+        highest = max(max((*track.sequences(), track.highest_deleted)) for track in there.values())
+        sequence = max(sequence, highest + _LOST)
         key = CheckpointKey(record.job_name, record.job_id, record.layout.generation, "", 2, sequence)
         publish = replace(publish_of(record.current), sequence=sequence)
         return codecs.encode_job(key, JobCheckpoint(record.layout, publish))

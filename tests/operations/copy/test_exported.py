@@ -184,6 +184,34 @@ def test_the_topics_have_other_names_in_the_new_cluster(kafka: KafkaServer, tmp_
         ]
 
 
+def test_a_task_without_a_checkpoint(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """It never had input. Its partition cannot have an offset, and the hint does not ask for what is there already."""
+    source = job(kafka, tmp_path, backup=("blob-store",), tasks=3)
+    for number in range(2):
+        commit(source, {b"a": b"1"}, {f"orders-{number}": 7}, task_name(number))
+    run(source, "export", "export.jsonl")
+    for topic in ("orders", "src.orders"):
+        target = new_job(source, tmp_path, task__inputs=["src.orders"])
+        options = [word for number in range(3) for word in ("--input", f"{topic}-{number}=0")]
+        failed = run(source, "copy", *options, to=target)
+        assert f"no checkpoint has an offset of {topic}-2" in failed.stderr
+        assert "leave it out" in failed.stderr
+        assert run(source, "copy", *options[:-2], to=target).exit_code == 0
+
+
+def test_a_task_that_has_no_offset_of_a_topic(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
+    """The topic has its name in both clusters: an offset may be given and need not, and other topics keep theirs."""
+    source = job(kafka, tmp_path, backup=("blob-store",), tasks=2)
+    commit(source, {b"a": b"1"}, {"orders-0": 7, "rates-0": 8})
+    commit(source, {b"a": b"1"}, {"rates-1": 9}, task_name(1))
+    run(source, "export", "export.jsonl")
+    target = new_job(source, tmp_path, task__inputs=["orders"])
+    for more in ({}, {"orders-1": 4}):
+        options = [word for of, offset in {"orders-0": 3, **more}.items() for word in ("--input", f"{of}={offset}")]
+        looked = run(source, "copy", *options, to=target)
+        assert json.loads(looked.stdout)["input_offsets"] == {"orders-0": 3, "rates-0": 8, "rates-1": 9, **more}
+
+
 def test_a_query_has_gone_on_since_the_export(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:
     """Its outputs have sequence numbers beyond those of the export, and skip what has a lower one."""
     source = job(kafka, tmp_path, backup=("blob-store",))
@@ -210,7 +238,7 @@ def test_spark_has_its_offsets_in_the_batch(kafka: KafkaServer, tmp_path: Path, 
         prepared = attempt(source, driver.acquire(), TASK, {b"a": b"1"}, 0)
         driver.publish([prepared], MicroBatch("query", 0, "0", "1"))
     run(source, "export", "export.jsonl")
-    failed = run(source, "copy", "--input", "orders-0=1", "--write", to=new_job(source, tmp_path))
+    failed = run(source, "copy", "--input", "src.orders-0=1", "--write", to=new_job(source, tmp_path))
     assert "the job runs on Spark" in failed.stderr
 
 

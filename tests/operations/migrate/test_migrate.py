@@ -18,6 +18,9 @@ from click.testing import CliRunner, Result
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
+from statemgr.errors import RetryableError
+from statemgr.model.jobs.stages import Stage, Step
+from statemgr.operations.migrate.preconditions import check_again
 from statemgr.phases import Phase, observed
 from tests.commits import blob_files, commit, current, totals
 from tests.jobs import DUAL, SEGMENTS, job_mapping, with_changes
@@ -457,6 +460,10 @@ def test_a_changelog_that_has_lost_records_is_no_way_back(kafka: KafkaServer, tm
     delete_records(job.config, job.config.stores["totals"].changelog_topic, 1)
     assert job.unmet("rollback", "--write") == ["restore"]
     assert "the changelog of Partition 0 / totals has lost state" in job.run("rollback").output
+    with pytest.raises(RetryableError, match="has lost state") as raised:  # if it happens during the checks
+        check_again(job.config, Step(Stage.BLOBS_FIRST, Stage.DUAL_COMMIT, written=False), ["totals"])
+    assert "somebody has committed" not in raised.value.message
+    assert "start the job as it is configured" in str(raised.value.hint)
     commit(job.config, {b"small": b"2"}, 2)
     assert job.json("rollback", "--write")["written"]
     assert totals(job.config, CHANGELOG)["Partition 0"] == {b"small": b"2"}

@@ -535,8 +535,12 @@ def test_rows_in_a_topic_that_is_no_input_any_more(kafka: KafkaServer, tmp_path:
     send(config, topics[0], [(key, b"row") for key in some_state(20)])
     both = with_changes(config, **{"task.inputs": topics})
     assert f"{topics[0]}-0 has rows from offset 0" in run(both, "--tasks", "4").stderr
+    for wrong in ([f"{topics[0]}x"], []):  # with these alone, the job may read any topic
+        mistyped = with_changes(config, **{"task.inputs": wrong})
+        assert f"{topics[0]}-0 has rows from offset 0" in run(mistyped, "--tasks", "4").stderr
     without = with_changes(config, **{"task.inputs": topics[1:]})
-    assert run(without, "--tasks", "4", "--write").exit_code == 0
+    done = run(without, "--tasks", "4", "--write")
+    assert (done.exit_code, f"the rows that are left in {topics[0]} do not count" in done.stderr) == (0, True)
 
 
 def test_a_task_that_never_had_input(kafka: KafkaServer, tmp_path: Path, run: Run) -> None:

@@ -16,21 +16,24 @@ from click.testing import CliRunner
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
 from statemgr.errors import ConfigError, DiskFull, MissingState, UnavailableError
+from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
 from statemgr.operations.standby import standby
 from statemgr.operations.standby.followed_store import FollowedStore
 from statemgr.ports import LocalDirectories
 from statemgr.services import Services
+from statemgr.testing.memory_servers import MemoryServers
 from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
-from tests.commits import commit
+from tests.commits import TASK, commit
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.operations.rescale.test_rescale import fill, keys_of, some_state
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.integration
+CONFIG: dict[str, object] = {"job.name": "orders", "job.tasks": 2, "stores.totals.value.serde": "bytes"}
 
 
 def follow(copy: FollowedStore, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
@@ -98,6 +101,25 @@ def test_copies_share_files_that_may_vanish(kafka: KafkaServer, tmp_path: Path) 
         task.commit({"orders-0": 4})
         for copy in (two, one):
             follow(copy, [b"a"], [b"3"])
+
+
+def test_a_topic_that_was_created_again(servers: MemoryServers) -> None:
+    """The layout has the same number. A task that has not committed since has no values any more."""
+    config = servers.on_disk(servers.config, "disk")
+    for number in range(2):
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(task_name(number)) as task:
+            task.store("totals").put(b"%d" % number, b"old")
+            task.commit({f"orders-{number}": 1})
+    with FollowedStore(config, "totals", services=servers.services) as followed:
+        assert followed.get_many([b"0", b"1"]) == [b"old", b"old"]
+        servers.broker.delete(config.checkpoint_topic)
+        permitted: dict[str, Any] = {"allow_empty_start": True, "overwrite_changelog": True}
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK, **permitted) as task:
+            task.store("totals").put(b"0", b"new")
+            task.commit({"orders-0": 1})
+        followed.refresh()
+        assert followed.get_many([b"0", b"1"]) == [b"new", None]
+        assert followed.checkpoints.keys() == {TASK}
 
 
 class _Failing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,21 @@ def test_records_that_need_a_lost_job_record_are_left_out_with_it(servers: Memor
     assert read(servers, repaired(config)) == {"Partition 0": 3, "Partition 1": 3}
 
 
+def test_an_earlier_layout_was_deleted(servers: MemoryServers, config: JobConfig) -> None:
+    """`gc` and `rescale --undo` leave the deletes of its records, until compaction. They are no loss."""
+    keys = [
+        codecs.encode_key(replace(codecs.decode_key(entry.key), layout_generation=0))
+        for entry in servers.broker.log(config.checkpoint_topic, 0).entries
+        if entry and entry.key and entry.value and codecs.is_key(entry.key)
+    ]
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [(key, None) for key in keys])
+    damage(servers, config, "Partition 0", 3)
+    (left_out,) = look(config, servers.clock).left_out
+    assert "goes back" in str(left_out.then)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    assert read(servers, repaired(config)) == {"Partition 0": 2, "Partition 1": 3}
+
+
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_the_sequence_numbers_of_lost_records_are_not_used_again(servers: MemoryServers, tasks: int) -> None:
     """Outputs skip a number that they have, and the next publish has other rows. This holds for a rescale, too, and a
@@ -186,6 +202,21 @@ def test_the_sequence_numbers_of_lost_records_are_not_used_again(servers: Memory
         log.read()
         assert reserved not in log.job_records()
     assert publish(servers, new, 5) == reserved + 2
+
+
+def test_a_clock_that_is_behind(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine repaired the topic before, with a later clock. The numbers go up all the same."""
+    config = servers.on_disk(with_changes(servers.config, job__tasks=1), "disk")
+    publish(servers, config, 1)
+    publish(servers, config, 2)
+    damage(servers, config, "Partition 0", 2)
+    copy_valid(config, servers.clock, NEW, allow_older=True)
+    first = publish(servers, repaired(config), 2)
+    damage(servers, repaired(config), "Partition 0", publish(servers, repaired(config), 3))
+    monkeypatch.setattr(servers.clock, "time_ns", lambda: 0)
+    copy_valid(repaired(config), servers.clock, "again", allow_older=True)
+    again = JobConfig.from_mapping(config.to_mapping(), {"task.checkpoint.topic": "again"})
+    assert publish(servers, again, 4) > first + 1
 
 
 def publish(servers: MemoryServers, config: JobConfig, offset: int) -> int:
