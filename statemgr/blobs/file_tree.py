@@ -185,7 +185,7 @@ class Tree:
                     os.rmdir(parents[depth - 1], dir_fd=directory)
                 except OSError:
                     return  # in use
-        self._used = self._inside = None  # this was the last blob, as before the first one
+        self._inside = None  # this was the last blob
 
     def walk(self, prefix: str, after: list[str], *, temporaries: bool) -> Iterator[BlobInfo]:
         """The blobs (or the temporary files) below ``prefix`` after the name ``after``, in the order of directories.

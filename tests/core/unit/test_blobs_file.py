@@ -372,13 +372,15 @@ def test_a_new_task_and_an_attachment_are_not_written_to_a_disk_that_is_not_moun
     assert [path.name for path in root.iterdir()] == ["another-job"]
 
 
-def test_a_job_whose_last_blob_was_deleted_begins_like_a_new_one(tmp_path: Path) -> None:
-    """Its directory is gone, so a disk that is mounted again with other numbers lacks it."""
+def test_the_directory_of_a_job_whose_last_blob_was_deleted_is_not_expected(tmp_path: Path) -> None:
+    """A disk that is mounted again with other numbers lacks it. A blob that was deleted is missing, not unavailable."""
     root = tmp_path / "mount"
     store = FileBlobStore(root, SystemClock())
     store.put("job/blob", b"x", ttl_days=1)
     store.delete("job/blob")
+    with pytest.raises(MissingBlob):
+        store.stat("job/blob")
     root.rename(tmp_path / "disk")
-    root.mkdir()
+    (root / "lost+found").mkdir(parents=True)
     assert not store.list("job/").blobs
     store.put("job/new", b"x", ttl_days=1)
