@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from statemgr.blobs.file import FileBlobStore
+from statemgr.blobs.retrying import undecorated
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.ids import IdSource
 from statemgr.model.checkpoint import Owner
@@ -81,6 +83,14 @@ class Services:
             return [work(item) for item in items]
         with self.executors.pool(name, most) as pool:
             return list(pool.map(work, items))
+
+    def expect_blobs(self) -> None:
+        """Say that a checkpoint of the job names blobs. A directory without them is then one whose disk is not mounted,
+        which would take blobs and lose them. No request to the store."""
+        if (self.config.blob_uri or "").startswith("file:"):  # the client of another store is opened when it is needed
+            store = undecorated(self.blobs())
+            if isinstance(store, FileBlobStore):
+                store.expect(self.config.job_name)
 
     def identity(self, task: str, store: str) -> StoreIdentity:
         """The full name of a store of this job."""

@@ -56,6 +56,10 @@ class FileBlobStore:
     def administration(self) -> BlobAdministration:
         return self
 
+    def expect(self, job_name: str) -> None:
+        """The job has blobs: a root without its directory is the wrong one, or its disk is not mounted."""
+        self._tree.expect(job_name)
+
     def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
         *parents, name = check_blob_id(blob_id)
         with open_body(body) as stream, translated(blob_id):

@@ -66,7 +66,7 @@ class Tree:
 
     The first write creates the root. If the root is missing or another directory afterwards, its disk is no longer
     mounted: what would be written to the directory below the mount point would be lost. The same is true of a root that
-    is empty although a reader knows a blob in it.
+    is empty although a reader knows a blob in it, or that lacks a directory which is expected.
     """
 
     def __init__(self, root: Path) -> None:
@@ -75,6 +75,11 @@ class Tree:
         #: Device and inode of the root that this process uses, and the last directory in it that was used.
         self._used: tuple[int, int] | None = None
         self._inside: str | None = None
+
+    def expect(self, directory: str) -> None:
+        """Take the root only if it has this directory."""
+        if self._inside is None:
+            self._used, self._inside = None, directory  # a listing may have used another root
 
     @contextmanager
     def directory(self, parts: Sequence[str], *, may_be_new: bool = False) -> Iterator[int]:
@@ -135,14 +140,18 @@ class Tree:
         found = status.st_dev, status.st_ino
         if found == self._used:
             return
-        if self._used is not None and self._inside is not None:
+        if self._inside is not None:
             if not exists(fd, self._inside):
-                raise self._unmounted("is another one than before")
+                raise self._unmounted("is another one than before" if self._used else f"has no {self._inside}")
         elif not (create and self._used is None) and not os.listdir(fd):
             if may_be_new:
                 return
             raise self._unmounted("is empty")
         self._used = found
+
+    @property
+    def _is_known(self) -> bool:
+        return self._used is not None or self._inside is not None
 
     def _unmounted(self, problem: str) -> UnavailableError:
         lost = self.root / (self._inside or "<job.name>")
@@ -155,7 +164,7 @@ class Tree:
     def _make_root(self) -> None:
         """Make the root, also durably: another writer may have just made it."""
         missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
-        if missing and self._used is not None:
+        if missing and self._is_known:
             raise self._unmounted("does not exist")
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self.root.mkdir(mode=0o700, exist_ok=True)
@@ -176,6 +185,7 @@ class Tree:
                     os.rmdir(parents[depth - 1], dir_fd=directory)
                 except OSError:
                     return  # in use
+        self._inside = None  # this was the last blob
 
     def walk(self, prefix: str, after: list[str], *, temporaries: bool) -> Iterator[BlobInfo]:
         """The blobs (or the temporary files) below ``prefix`` after the name ``after``, in the order of directories.
@@ -186,7 +196,7 @@ class Tree:
         if any(part in ("", ".", "..") for part in parents):
             return
         with translated(prefix):
-            if self._used is None and not self.root.exists():
+            if not self._is_known and not self.root.exists():
                 return
             with suppress(FileNotFoundError), self.directory(parents, may_be_new=True) as directory:
                 yield from _walk(directory, parents, prefix, after, temporaries)

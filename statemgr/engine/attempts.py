@@ -48,6 +48,7 @@ class Epoch:
     ``permissions``: the one-shot permissions that were given to :meth:`statemgr.StateManager.acquire`.
     ``sequence``: the sequence number before that of the first publish. After a permitted empty start it is the time in
     epoch milliseconds, so that no number is used twice.
+    ``has_blobs``: whether a checkpoint of any task named blobs.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Epoch:
     refill: Mapping[str, Refill] = field(default_factory=dict)
     permissions: Permissions = NO_PERMISSIONS
     sequence: int = 0
+    has_blobs: bool = False
 
     def after_publish(self) -> Epoch:
         """The epoch for the commits after the first one, which used up the permissions and refills."""
@@ -70,6 +72,7 @@ class Epoch:
                 "layout": [layout.generation, layout.tasks, layout.partitioner],
                 "refill": {task: sorted(pairs) for task, pairs in self.refill.items() if pairs},
                 "permissions": self.permissions.names,
+                "blobs": self.has_blobs,
             }
         ).encode()
 
@@ -79,7 +82,8 @@ class Epoch:
         found = json.loads(data)
         refill = {task: frozenset((f, s) for f, s in pairs) for task, pairs in found["refill"].items()}
         permissions = Permissions(**dict.fromkeys(found["permissions"], True))
-        return cls(found["number"], Layout(*found["layout"]), {}, refill, permissions)
+        layout = Layout(*found["layout"])
+        return cls(found["number"], layout, {}, refill, permissions, has_blobs=found.get("blobs", False))
 
 
 class Attempt:
@@ -285,6 +289,8 @@ def open_attempt(
     """
     host = host or attempt_host(config)
     host.closing.wait()
+    if epoch.has_blobs:
+        host.services.expect_blobs()  # the task may be new
     compacted = prefer_compacted(host.services, task, checkpoint) if checkpoint is not None else {}
     try:
         stores, restored = restore_task(

@@ -90,7 +90,9 @@ class JobCoordinator(Coordinator):
         refill = {task: pairs | acquired.damaged[task] for task, pairs in found.refill.items()}
         checkpoints = {name: published.checkpoint(name) for name in names}
         sequence = published.newest_sequence
-        return acquired, Epoch(published.epoch, published.layout, checkpoints, refill, found.permitted, sequence)
+        return acquired, Epoch(
+            published.epoch, published.layout, checkpoints, refill, found.permitted, sequence, found.has_blobs
+        )
 
     # --- commits -------------------------------------------------------------------------------------------------
 

@@ -331,14 +331,15 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")
         return
     directory = blob_directory(config)
-    if directory is not None and not os.path.exists(directory):
-        above = next(parent for parent in directory.parents if os.path.exists(parent))
+    if directory is not None and _is_unused(directory):
+        above = next(path for path in (directory, *directory.parents) if os.path.exists(path))
+        missing = "is empty" if above == directory else "does not exist"
         if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
-            advice = "if it should exist, check the URI, and that its disk is mounted"
-            report.note("blobs", f"{directory} does not exist: the first commit of a new job makes it", advice)
+            advice = "if it should have blobs, check the URI, and that its disk is mounted"
+            report.note("blobs", f"{directory} {missing}: nothing was tried; a new job begins like this", advice)
         else:
             advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
-            report.problem("blobs", f"{directory} does not exist, and cannot be made in {above}", advice)
+            report.problem("blobs", f"{directory} {missing}, and nothing can be made in {above}", advice)
         return
     clock = SystemClock()
     with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
@@ -353,6 +354,16 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
                 report.note("blob store", text.removeprefix("note:").strip())
             else:
                 report.problem("blob store", text, "`statemgr doctor --fix`")
+
+
+def _is_unused(directory: Path) -> bool:
+    """Whether a directory is missing or empty: a test blob would hide from a job that its disk is not mounted."""
+    try:
+        return not os.listdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # the requests say why
 
 
 def blob_directory(config: JobConfig) -> Path | None:

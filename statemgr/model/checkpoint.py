@@ -221,6 +221,11 @@ class Checkpoint:
         noted = next((a.inline for a in self.attachments if a.name == SEQUENCE and a.inline), None)
         return int(noted) if noted is not None else self.sequence
 
+    @property
+    def names_blobs(self) -> bool:
+        """Whether the state of a store is in the blob store."""
+        return any(isinstance(one, BlobMarker) for of in self.state_checkpoint_markers.values() for one in of.values())
+
     def marker(self, factory: str, store: str) -> Marker | None:
         """A backend's marker for a store. None if it has none."""
         return self.state_checkpoint_markers.get(factory, {}).get(store)

@@ -22,7 +22,6 @@ from statemgr.backends.blobs.next_chain import Draft, NextChains
 from statemgr.backends.blobs.segment_batch import SegmentBatches, Stored
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import put_segment
-from statemgr.errors import MissingBlob
 from statemgr.model.chain import ChainSegment, SegmentChain
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Marker
 from statemgr.model.codecs import encode_chain
@@ -58,8 +57,6 @@ class BlobBackup(SegmentBackupManager):
         self._shared = SharedSegments(services.clock.monotonic)
         #: task → blobs of segments that it does not need and that could not be deleted yet
         self._undeleted: dict[StoreIdentity, set[str]] = {}
-        #: whether this process has asked for the snapshot that its first segments follow
-        self._has_asked = False
 
     # --- a commit -------------------------------------------------------------------------------------------------
 
@@ -106,25 +103,10 @@ class BlobBackup(SegmentBackupManager):
     def _store_together(self, drafts: Sequence[Draft], written: dict[Draft, _Chained | None]) -> Stored:
         """Steps 2 to 4 for what does not fit into the checkpoint record."""
         owner, attempt = drafts[0].snapshot.identity, drafts[0].snapshot.attempt
-        self._ask_for_snapshot(drafts)
         with self._batches.joined(owner, attempt, sum(draft.changes.size for draft in drafts)) as (blob, done):
             written |= {draft: self._write(draft, blob) for draft in drafts}
         announce(Phase.PUT_SEGMENTS, owner.task, owner.job_key)
         return self._batches.wait(done)
-
-    def _ask_for_snapshot(self, drafts: Sequence[Draft]) -> None:
-        """Before this process stores its first segments, ask for a snapshot that they follow: a directory that is not
-        mounted would take them, and lose them. A missing snapshot is no error, because upkeep repairs it.
-
-        Raises: UnavailableError, AccessDenied.
-        """
-        if self._has_asked:
-            return
-        followed = [index for draft in drafts if (index := draft.chain.snapshot.index.blob_id) not in draft.added][:1]
-        for error in self._services.transfer().absent(followed).values():
-            if not isinstance(error, MissingBlob):
-                raise error
-        self._has_asked = bool(followed)
 
     def _write(self, draft: Draft, blob: PackedBlob) -> _Chained:
         """Steps 2 and 3 for a chain that is written into a blob, with its segments that were inline. The blob has no

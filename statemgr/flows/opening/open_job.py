@@ -120,12 +120,14 @@ class Opening:
     """What an opening has read from the topic.
 
     ``as_of``: a moment before the topic was read. ``refill``: task → backends and stores that the next commit fills.
-    ``permissions``: task → permissions of its opening, including those that wait for it on the topic.
+    ``permissions``: task → permissions of its opening, including those that wait for it on the topic. ``has_blobs``:
+    whether a checkpoint of any task names blobs.
     """
 
     as_of: Moment
     refill: Mapping[str, Refill]
     permissions: Mapping[str, Permissions]
+    has_blobs: bool
 
     @property
     def permitted(self) -> Permissions:
@@ -159,6 +161,9 @@ def read_published(
         services, log, layout, tasks, given, serdes_follow=serdes_follow, adopting=adopting
     )
     records = {task: found.get(task) for task in tasks}
+    has_blobs = any(record.current.names_blobs for record in found.values())
+    if has_blobs:
+        services.expect_blobs()  # also for tasks that are new
     generations = {record.layout.generation for record in found.values()}
     # an adoption may have recorded more than the job says
     partitioners = {record.layout.partitioner for record in found.values() if record.layout.tasks}
@@ -173,7 +178,7 @@ def read_published(
         owner.published.job_records = set(log.job_records())
     with owner.explaining():
         refill = guard_targets(services, records, permissions)  # 5
-    return Opening(as_of, refill, permissions)
+    return Opening(as_of, refill, permissions, has_blobs)
 
 
 def look_at_published(

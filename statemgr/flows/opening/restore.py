@@ -165,6 +165,8 @@ def restore_task(
     Raises: PermissionNeeded, MissingState, CorruptError, UnavailableError, DiskFull; then no store stays open.
     """
     announce(Phase.PLAN, task, services.config.job_key)
+    if checkpoint is not None and checkpoint.names_blobs:
+        services.expect_blobs()
     config = services.config
     plans = plan_stores(
         checkpoint,

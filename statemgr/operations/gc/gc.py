@@ -38,7 +38,7 @@ from itertools import islice
 from typing import TypeVar
 
 from statemgr.backends.blobs.names import is_index_blob
-from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
+from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.flows.committing.limits import chosen_grace_ms
 from statemgr.kafka.plain_writes import withdraw_offers
 from statemgr.model.jobs.offers import OfferKey
@@ -134,7 +134,7 @@ def collect_garbage(
         listing.
     """
     grace_ms = chosen_grace_ms(services.config, grace_ms)
-    cut_ms = services.blobs().administration.time_ms() - grace_ms  # 1
+    cut_ms = _time_ms(services) - grace_ms  # 1
     report = GarbageReport(grace_ms=grace_ms)
     damaged: dict[int, str] = {}
     found: NeededBlobs | None = None
@@ -181,6 +181,17 @@ def collect_garbage(
 
 def _prefix(services: Services) -> str:
     return f"{services.config.job_key}/"
+
+
+def _time_ms(services: Services) -> int:
+    """The blob store's time. A directory that nobody had to make yet has none, and no blob to compare it with; if a
+    checkpoint needs one, step 4 finds out that the directory is not mounted."""
+    try:
+        return services.blobs().administration.time_ms()
+    except UnavailableError:
+        if next(list_blobs(services.blobs(), _prefix(services)), None) is not None:
+            raise
+        return services.clock.time_ns() // 1_000_000
 
 
 def _status(services: Services, info: BlobInfo, readings: Iterable[NeededBlobs], cut_ms: int) -> BlobStatus:

@@ -272,7 +272,9 @@ def _rights(services: Services) -> Iterator[Precondition]:
     for name, report in (("Kafka", kafka), ("blob store", blobs)):
         problem = next((one for one in report.findings if one.status is Status.PROBLEM), None)
         if problem is None:
-            yield Precondition(name, True, "every kind of request was allowed")
+            untried = not any(one.status is Status.OK for one in report.findings)
+            detail = report.findings[0].detail if untried else "every kind of request was allowed"
+            yield Precondition(name, True, detail)
         else:
             yield Precondition(name, False, f"{problem.check}: {problem.detail}", problem.fix)
 

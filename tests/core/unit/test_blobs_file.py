@@ -15,10 +15,12 @@ from statemgr import JobConfig
 from statemgr.blobs import file_tree
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
+from statemgr.engine.host import _host
 from statemgr.errors import DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice
 from statemgr.testing.memory_servers import MemoryServers
+from tests.commits import attempt
 
 
 @pytest.fixture
@@ -341,3 +343,44 @@ def test_a_job_that_starts_without_the_disk_commits_nothing(
     servers.lose_disk()
     with servers.manager(config, "kafka-partition") as manager:
         assert manager.open_task("Partition 0").store("totals").get(b"2999") == b"3000" * 20
+
+
+def test_a_new_task_and_an_attachment_are_not_written_to_a_disk_that_is_not_mounted(
+    servers: MemoryServers, tmp_path: Path
+) -> None:
+    """Invariant 1: they are the first blobs of a new process, and no task has asked for one of its checkpoint's. A file
+    of another job does not make the directory the right one."""
+    root, disk = tmp_path / "mount", tmp_path / "disk"
+    config = JobConfig.from_mapping(
+        servers.on_disk(servers.config, "one").to_mapping(), {"blob.store.uri": root.as_uri(), "job.tasks": 2}
+    )
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 0") as task:
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
+    root.rename(disk)
+    (root / "another-job").mkdir(parents=True)
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task("Partition 1") as new:
+        new.store("totals").put(b"b", b"1")
+        with pytest.raises(UnavailableError, match="has no orders"):
+            new.commit({"orders-1": 1})
+    with servers.manager(config, "kafka-partition") as manager:
+        epoch = manager.acquire()
+        for known in (epoch.checkpoints, dict.fromkeys(epoch.checkpoints)):
+            _host.cache_clear()  # another process
+            with pytest.raises(UnavailableError, match="has no orders"):
+                attempt(config, epoch, "Partition 0", {b"a": b"2"}, 2, {"out": b"x" * 100_000}, known)
+    assert [path.name for path in root.iterdir()] == ["another-job"]
+
+
+def test_the_directory_of_a_job_whose_last_blob_was_deleted_is_not_expected(tmp_path: Path) -> None:
+    """A disk that is mounted again with other numbers lacks it. A blob that was deleted is missing, not unavailable."""
+    root = tmp_path / "mount"
+    store = FileBlobStore(root, SystemClock())
+    store.put("job/blob", b"x", ttl_days=1)
+    store.delete("job/blob")
+    with pytest.raises(MissingBlob):
+        store.stat("job/blob")
+    root.rename(tmp_path / "disk")
+    (root / "lost+found").mkdir(parents=True)
+    assert not store.list("job/").blobs
+    store.put("job/new", b"x", ttl_days=1)

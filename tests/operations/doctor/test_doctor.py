@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
@@ -97,18 +98,29 @@ def test_clocks_may_differ_a_little() -> None:
     assert "60 s behind" in behind.detail
 
 
-def test_a_directory_of_blobs_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
-    """It may be mistyped, or its disk not mounted. A new job makes it."""
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_is_written_to_a_directory_of_blobs_that_is_missing_or_empty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: bool
+) -> None:
+    """It may be mistyped, or its disk not mounted: a running job would take it for its own."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("doctor writes to it")
+
+    monkeypatch.setattr(FileBlobStore, "put", refuse)
+    monkeypatch.setattr(FileBlobStore, "time_ms", refuse)
+    if there:
+        (tmp_path / "blobs").mkdir()
     (finding,) = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
     assert finding.status is checks.Status.NOTE
-    assert str(tmp_path / "blobs") in finding.detail
+    assert f"{tmp_path / 'blobs'} {'is empty' if there else 'does not exist'}" in finding.detail
     assert "mounted" in str(finding.fix)
-    assert not (tmp_path / "blobs").exists()
+    assert (tmp_path / "blobs").exists() == there
 
 
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
-    """The check puts, gets, overwrites and deletes a blob and removes its TTL, in a directory that ends up empty."""
-    (tmp_path / "blobs").mkdir()
+    """The check puts, gets, overwrites and deletes a blob and removes its TTL. The directory ends up as it was."""
+    (tmp_path / "blobs" / "lost+found").mkdir(parents=True)
     findings = found(checks.check_blobs, config(blob__store__uri=(tmp_path / "blobs").as_uri()), fix=False)
     assert {f.check for f in findings} >= {"blob put", "blob get", "blob overwrite", "blob TTL", "blob delete"}
     assert {f.status for f in findings} == {Status.OK}

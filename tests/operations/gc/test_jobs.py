@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.blobs.names import is_index_blob
-from statemgr.errors import MissingState
+from statemgr.errors import MissingState, UnavailableError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.model.keys.partitioners import murmur2
 from statemgr.operations.gc.gc import GarbageReport, collect_garbage
@@ -96,3 +97,21 @@ def test_all_blobs_of_a_job_are_deleted_when_its_topic_is_gone(servers: MemorySe
     servers.clock.advance(2 * DAY_S)
     assert allowed().deleted.blobs > 0
     assert names(servers, gone) == set()
+
+
+def test_a_directory_that_nobody_had_to_make_yet_has_no_garbage(servers: MemoryServers, tmp_path: Path) -> None:
+    """It has no clock. If a checkpoint needs a blob of it, its disk is not mounted."""
+    root = tmp_path / "blobs"
+    for factories in (["kafka-changelog"], ["kafka-changelog", "blob-store"]):
+        config = servers.on_disk(servers.reconfigure({"task.backup.factories": factories}), "disk")
+        changes = {"blob.store.uri": root.as_uri(), "blob.store.retry.policy.max.retries": 0}
+        config = JobConfig.from_mapping(config.to_mapping(), changes)
+        commit(servers, config)
+        if len(factories) == 1:
+            report = collect(servers, config, delete=True)
+            assert not report.missing
+            assert not report.deleted.blobs
+            assert not root.exists()
+    root.rename(tmp_path / "disk")
+    with pytest.raises(UnavailableError, match="does not exist"):
+        collect(servers, config, delete=True)
