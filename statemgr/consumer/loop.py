@@ -114,6 +114,9 @@ class ConsumerLoop:
         self._tasks = AssignedTasks(services, manager, inputs, self._outputs, consumer, self._topics, permissions)
         self._delivery = Delivery(self._tasks, application, self._config.batch_messages, self._open_again)
         self._errors = consumer.errors if isinstance(consumer, GroupConsumer) else None
+        named = self._config.kafka_client("consumer").get("group.instance.id")
+        #: The name of this member, if it has one of its own.
+        self._instance = str(named) if named else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
         self._health, self._watched_by = LoopHealth(services, self._tasks), manager.metrics.health
@@ -194,7 +197,10 @@ class ConsumerLoop:
 
     def _leave(self) -> None:
         """Leave the group, also if nobody closes the consumer: the client tells the brokers in a poll. Otherwise the
-        next member waits until the session has timed out."""
+        next member waits until the session has timed out. A member with a name of its own (KIP-345) does not leave:
+        its tasks wait for its next start."""
+        if self._instance is not None:
+            return
         self._consumer.unsubscribe()
         until = self._clock.elapsed() + _LEAVE_S
         while self._consumer.assignment() and self._clock.elapsed() < until:
@@ -277,8 +283,8 @@ class ConsumerLoop:
         if error.code() in DENIED:
             raise translate(error, "consuming", reported=self._errors, **where)
         if error.fatal() or error.code() == KafkaError._FATAL:
-            instance = self._config.kafka_client("consumer").get("group.instance.id")
-            raise turned_away(error, self._errors, **({"group_instance_id": str(instance)} if instance else {}))
+            named = {} if self._instance is None else {"group_instance_id": self._instance}
+            raise turned_away(error, self._errors, **named)
         if error.code() != KafkaError._PARTITION_EOF:
             self._client_log.error(error)
 

@@ -451,7 +451,7 @@ def findings(result: Result) -> dict[str, set[str]]:
 
 def test_doctor_tries_everything(run: Run, job: JobConfig, tmp_path: Path) -> None:
     """All checks pass once the topics and the directory of blobs exist."""
-    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "of another job").mkdir(parents=True)  # doctor writes nothing to an empty directory
     run("topics", "create")
     result = run("doctor", "--json")
     assert result.exit_code == 0, result.output
@@ -580,7 +580,7 @@ def test_doctor_finds_that_the_group_may_not_be_read(run: Run, own_kafka: Callab
 
 def test_doctor_without_a_broker_goes_on(run: Run, job: JobConfig, no_broker: tuple[str, str], tmp_path: Path) -> None:
     """Doctor reports one problem for the broker and still checks the blob store."""
-    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "of another job").mkdir(parents=True)  # doctor writes nothing to an empty directory
     result = run("doctor", "--json", *no_broker)
     assert result.exit_code == 1
     found = findings(result)

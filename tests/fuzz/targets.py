@@ -136,7 +136,7 @@ def _page(data: bytes) -> None:
     if environ.get("PATH_INFO", "/").startswith("/0/") and environ["REQUEST_METHOD"] != "POST":
         return  # pages ask brokers
     seen: list[str] = []
-    view: Any = SimpleNamespace(start=refuse, look=refuse, config=JobConfig.from_mapping(_JOB))
+    view: Any = SimpleNamespace(begin=list, start=refuse, look=refuse, config=JobConfig.from_mapping(_JOB))
     body = b"".join(Application([view, view])(environ, lambda status, headers: seen.append(status)))
     assert seen
     assert int(seen[0][:3]) < 500, (seen, body)
