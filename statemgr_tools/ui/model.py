@@ -180,8 +180,8 @@ class JobView:
 
     def record(self, task: str) -> CheckpointRecord:
         """Return the newest record of a task. Raises: MissingState; after a few seconds, UnavailableError."""
-        _answered(self._records.ask(PATIENCE_S))
-        return self.monitor.reader.retaining(tasks=[task])[0]
+        found = _answered(self._records.ask(PATIENCE_S)).get(task)
+        return found or self.monitor.reader.retaining(tasks=[task])[0]  # which says what is wrong
 
     def blobs_gone(self, record: CheckpointRecord) -> str | None:
         """Return why the blobs of a task cannot be read now. Waits only a few seconds."""

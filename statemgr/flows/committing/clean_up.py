@@ -98,8 +98,7 @@ class CleanUp:
             if attachment.blob:
                 self._outstanding.setdefault(attachment.blob.blob_id, now)
         try:
-            self._read_added()
-            self._remove_ttls(())
+            self.try_again()
         except StatemgrError as error:
             log.warning(
                 "%s: the TTL of published blobs could not be removed; the next commit tries again: %s",
@@ -133,7 +132,8 @@ class CleanUp:
         announce(Phase.CLEANED_UP, self._task, self._services.config.job_key)
 
     def try_again(self) -> None:
-        """Between commits: remove outstanding TTLs if it is time. A task without input has no commit that does this.
+        """Remove outstanding TTLs if it is time: at an opening, and between commits, because a task without input has
+        none that does this.
 
         Any thread may call this. Raises: RetryableError if the additions of a dead owner's last commit cannot be read.
         """

@@ -58,6 +58,11 @@ def with_ttl(servers: MemoryServers) -> int:
     return sum(blobs.stat(blob.blob_id).expires_ms is not None for blob in list_blobs(blobs, ""))
 
 
+def refuse_request(self: MemoryBlobStore, blob_id: str, *_: object) -> NoReturn:
+    """A request to the blob store that nobody may send."""
+    raise AccessDenied("told to", blob=blob_id)
+
+
 def publish_first(servers: MemoryServers) -> None:
     """Publish a first commit of each task."""
     driver, executor = (servers.on_disk(servers.config, name) for name in ("driver", "executor"))
@@ -154,9 +159,6 @@ def test_blobs_that_were_deleted_need_no_ttl_removed(
 ) -> None:
     """Invariant 13: their TTLs count towards no limit, no checkpoint lists them, and nobody takes them for lost."""
 
-    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
-        raise AccessDenied("no right to delete tags, whether it exists or not", blob=blob_id)
-
     monkeypatch.setattr(clean_up, "MOST_OUTSTANDING", 20)
     config = with_changes(servers.on_disk(servers.config, "one"), task__checkpoint__retained=2)
     with servers.manager(config, "kafka-partition") as manager:
@@ -168,7 +170,7 @@ def test_blobs_that_were_deleted_need_no_ttl_removed(
             return task.commit({"orders-0": number})
 
         with monkeypatch.context() as patch:
-            patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+            patch.setattr(MemoryBlobStore, "remove_ttl", refuse_request)
             for number in range(30):
                 before = {blob.blob_id for blob in list_blobs(blobs, "")}
                 assert {one.blob_id for one in commit(number).outstanding_ttl} <= before
@@ -184,18 +186,15 @@ def test_ttls_that_a_dead_owner_has_left_are_counted(servers: MemoryServers, mon
     """The blob store is away while the next owner opens the task from its local copy: it cannot read which blobs they
     are, but the metric does not say that there are none."""
 
-    def refuse(self: MemoryBlobStore, blob_id: str, *_: object) -> NoReturn:
-        raise AccessDenied("told to", blob=blob_id)
-
     config = with_changes(servers.on_disk(servers.config, "one"), task__commit__snapshot__interval=["10 commits"])
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+        patch.setattr(MemoryBlobStore, "remove_ttl", refuse_request)
         with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
             task.store("totals").put(b"k", bytes(10_000))
             task.commit({"orders-0": 1})
     assert with_ttl(servers)
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryBlobStore, "get", refuse)
+        patch.setattr(MemoryBlobStore, "get", refuse_request)
         with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
             assert [of for (_,), of in task.owner.blobs_with_ttl()] == [1]
             patch.undo()
@@ -210,12 +209,9 @@ def test_the_ttls_of_a_task_without_input_are_tried_again(
 ) -> None:
     """Protocol 8: no later commit removes them, so upkeep does, also those that an opening could not remove."""
 
-    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
-        raise AccessDenied("told to", blob=blob_id)
-
     config = servers.on_disk(servers.config, "one")
     with monkeypatch.context() as patch, ExitStack() as stack:
-        patch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+        patch.setattr(MemoryBlobStore, "remove_ttl", refuse_request)
         manager = stack.enter_context(servers.manager(config, "kafka-partition"))
         task = manager.open_task(TASK)
         task.store("totals").put(b"k", b"1")
@@ -265,10 +261,7 @@ def test_the_ttls_of_all_tasks_are_tried_next_to_each_other(
     """A publish does not wait for one task after the other, and if nothing is left it waits for none."""
     together = threading.Barrier(len(NAMES))
 
-    def refuse(self: MemoryBlobStore, blob_id: str) -> None:
-        raise AccessDenied("no right to delete tags", blob=blob_id)
-
-    monkeypatch.setattr(MemoryBlobStore, "remove_ttl", refuse)
+    monkeypatch.setattr(MemoryBlobStore, "remove_ttl", refuse_request)
     asked = list[str]()
 
     def retry(self: CleanUp) -> None:
