@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ from typing import Any
 from statemgr.config import JobConfig
 from statemgr.engine import Attempt, Epoch, PreparedCommit, checkpoint_from_bytes, checkpoint_to_bytes, open_attempt
 from statemgr.engine.host import attempt_host
-from statemgr.errors import MissingError
 from statemgr.ids import CheckpointId
 from statemgr.local.durable import hash_file
 from statemgr.model.checkpoint import BlobMarker, BlobRef, Checkpoint, Layout
@@ -208,8 +207,7 @@ def _connect(config: JobConfig) -> None:
     """Make the client of the process first, as plain code does, so that imports of modules are not measured."""
     services = attempt_host(config).services
     services.restore_manager("blob-store")
-    with suppress(MissingError):
-        services.blobs().stat("no-such-blob")
+    services.blobs().administration.list("no-such-job/")
 
 
 def copy(paths: list[str], target: str, held: str) -> dict[str, Any]:
