@@ -188,6 +188,8 @@ def check_brokers(report: Report, config: JobConfig) -> bool:
                         f"{found.topic}: {found.message} for a changelog to supply the state of an older checkpoint"
                     )
                     report.note("topics", detail, found.fix_command)
+        if (alone := admin.only_copy(specs[0])) is not None:
+            report.note("topics", f"{alone.topic}: {alone.message}", alone.fix_command)
         reached = True
         _check_outputs(report, config, admin)
     if reached:
