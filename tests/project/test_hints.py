@@ -29,7 +29,7 @@ _KEYWORDS = {"hint", "fix", "fix_command"}
 _UNKNOWN = "…"
 #: Expressions that pass on a hint from another place, where the test collects it.
 _PASSED_ON = re.compile(
-    r"(self\.)?\w+\.(hint|fix|fix_command)|(fix or )?error\.hint( or '')?|hint|fix|data\['hint'\]|lines\[-1\].*"
+    r"(self\.)?\w+\.(hint|fix|fix_command)|error\.hint( or '')?|hint|fix|data\['hint'\]|lines\[-1\].*"
 )
 #: Words after "statemgr" in a sentence that is not a command.
 _PROSE = {"again", "may", "where"}
