@@ -97,6 +97,8 @@ def test_the_installed_wheel_explains_errors_and_faults(installed: Path, tmp_pat
     for topic, title in titles.items():
         command = [sys.executable, "-P", "-m", "statemgr", "explain", *topic.split()]
         assert _run(*command, cwd=tmp_path, pythonpath=installed).startswith(f"{title}\n")
+    pages = {path.name for path in (installed / "statemgr" / "_docs").rglob("*")}
+    assert pages == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_an_editable_install_loads_the_schemas_of_the_source_tree(tmp_path: Path) -> None:
