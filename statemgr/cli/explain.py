@@ -26,10 +26,11 @@ _NO_PAGE = re.compile(r"\]\(((?:\.\./|\w+/|\w+\.svg)[^)\s]*)\)")
 @click.command("explain")
 @click.argument("topic", nargs=-1)
 def command(topic: tuple[str, ...]) -> None:
-    """Explain a kind of error (`UnavailableError`), a fault of a job (`broker gone`) or a topic of operations (`a poison
-    message`).
+    """Explain a kind of error (`UnavailableError`), a fault of a job (`broker gone`), a topic of operations (`a poison
+    message`) or a configuration key (`task.commit.ms`).
 
-    Also prints a whole page, such as one that a hint names (`docs/security.md`). Without TOPIC, list all topics.
+    Also prints a whole page, such as one that a hint names (`docs/security.md`). Without TOPIC, list all
+    topics but the keys.
     """
     found = {**sections("errors"), **sections("runbook"), **sections("operations")}
     if not topic:
@@ -37,6 +38,8 @@ def command(topic: tuple[str, ...]) -> None:
         return
     asked = anchor(" ".join(topic)).removeprefix("docs/").removesuffix(".md")
     known = {**{name: page(name) for name in pages()}, **{anchor(title): text for title, text in found.items()}}
+    if asked not in known and (row := _row_of(" ".join(topic))):
+        known[asked] = row
     if asked not in known:
         near = get_close_matches(asked, known, n=1)
         raise InvalidError(
@@ -96,6 +99,16 @@ def sections(name: str) -> dict[str, str]:
     starts = [*_HEADING.finditer(text)]
     ends = [*(found.start() for found in starts[1:]), len(text)]
     return {found[1]: text[found.start() : end].strip() for found, end in zip(starts, ends, strict=True)}
+
+
+def _row_of(name: str) -> str | None:
+    """The row of a configuration key in the table of keys; None if there is no such key."""
+    from statemgr.config.keys import find
+
+    if (key := find(name)) is None:
+        return None
+    row = next(line for line in page("configuration").splitlines() if line.startswith(f"| `{key.pattern}` |"))
+    return f"| key | value | default | meaning |\n|---|---|---|---|\n{row}"
 
 
 def anchor(title: str) -> str:

@@ -52,6 +52,22 @@ def test_a_page_is_printed_whole(topic: str) -> None:
     assert "docs/security.md" in CliRunner().invoke(cli, ["explain"]).stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("key", "pattern"),
+    [
+        ("task.commit.ms", "task.commit.ms"),
+        ("stores.totals.key.serde", "stores.<name>.key.serde"),
+        ("kafka.acks", "kafka.*"),
+    ],
+)
+def test_a_key_is_explained_by_its_row_of_the_table(key: str, pattern: str) -> None:
+    """With what its columns are."""
+    head, rule, row = CliRunner().invoke(cli, ["explain", key]).stdout.splitlines()
+    assert (head, rule) == ("| key | value | default | meaning |", "|---|---|---|---|")
+    assert row.startswith(f"| `{pattern}` | ")
+    assert row in page("configuration").splitlines()
+
+
 @pytest.mark.parametrize("name", pages())
 def test_links_lead_to_installed_pages_or_to_the_repository(name: str) -> None:
     """An operator may have nothing but the package. The programs of the examples and the pictures are not in it."""
