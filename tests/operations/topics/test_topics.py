@@ -137,7 +137,7 @@ def test_one_replica_on_a_cluster_of_several_brokers_is_noted(
     path.write_text("".join(f'"{key}" = {json.dumps(value)}\n' for key, value in config.to_mapping().items()))
     check = ["topics", "check", "--config", str(path)]
     assert "replica" not in CliRunner().invoke(cli, check).stderr
-    three = SimpleNamespace(brokers=dict.fromkeys(range(3)))
+    three = SimpleNamespace(brokers=dict.fromkeys(range(3)), topics={})
     monkeypatch.setattr(GuardedAdminClient, "list_topics", lambda *_, **__: three)
     checked = CliRunner().invoke(cli, check)
     assert checked.exit_code == 0
