@@ -47,6 +47,8 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
                 "{{operation}} {{outcome}}"}),
         ("Blobs that would expire", "short", {
             f"max by (job, task) (statemgr_blobs_with_ttl{{{_J}}}) > 0": "{{job}} {{task}}"}),
+        ("Problems of the job's own topics", "short", {
+            f"max by (job) (statemgr_topic_problems{{{_J}}}) > 0": "{{job}}"}),
     ],
     "Who has the tasks and the state?": [
         ("Tasks by process", "short", {f"statemgr_tasks{{{_J}}}": "{{job}} {{instance}}"}),

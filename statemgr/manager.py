@@ -72,6 +72,7 @@ class StateManager:
         )
         self.metrics.watch("job_tasks", lambda: [((), config.tasks)])
         self._topics = JobTopics(made)
+        self.metrics.watch("topic_problems", lambda: [((), len(self._topics.wrong))])
         self._inputs = InputTopics(config, made.clock)
         self._tasks = TaskOpener(made, self._log, self.layout, self._topics, self._inputs, self.metrics)
         self._job: JobCoordinator | None = None

@@ -1,6 +1,7 @@
-"""A consumer loop that adds up the quantity of each product: ``python examples/consumer-loop/totals.py job.toml``.
+"""A consumer loop that adds up the quantity of each product.
 
-``test_totals.py`` tests it without servers.
+``test_totals.py`` tests it without servers. To run it, set ``blob.store.uri`` and ``state.dir`` in ``job.toml`` to
+places of yours, and run ``python totals.py job.toml`` in this directory.
 """
 
 import sys

@@ -20,7 +20,7 @@ from statemgr.terminal.output import print_json, say
 EXAMPLE_FILES = ("service.py", "send.py", DEFAULT_FILE, "docker-compose.yml", "test_service.py")
 _EXAMPLE = Path(__file__).with_name("example")
 TEMPLATE = """\
-# Configuration of a statemgr job. `statemgr config show --all` lists every key; docs/configuration.md explains them.
+# Configuration of a statemgr job. `statemgr config show --all` lists every key; `statemgr explain KEY` explains one.
 # Write keys in tables, as here, or with dots: "task.commit.ms" = 60000.
 
 [job]

@@ -38,7 +38,7 @@ _OWN = {
         "statemgr_tools.commands.dev:command",
         "Start and stop a local Kafka broker and S3 server, without Docker.",
     ),
-    "explain": ("statemgr.cli.explain:command", "Explain a kind of error or a fault of a job, or print a page."),
+    "explain": ("statemgr.cli.explain:command", "Explain an error, a fault of a job or a key, or print a page."),
     "init": ("statemgr.cli.config:init_command", "Write a commented configuration file, or an example that runs."),
     "plan-capacity": (
         "statemgr_tools.commands.plan_capacity:command",

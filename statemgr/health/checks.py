@@ -80,12 +80,12 @@ class Report:
         self.add(check, Status.PROBLEM, detail, fix)
 
     @contextmanager
-    def guarded(self, check: str, *, fix: str | None = None) -> Iterator[None]:
-        """Report a typed error inside the block as a problem. Its hint is the fix, unless another is given."""
+    def guarded(self, check: str) -> Iterator[None]:
+        """Report a typed error inside the block as a problem. Its hint is the fix."""
         try:
             yield
         except StatemgrError as error:
-            self.problem(check, _described(error), fix or error.hint)
+            self.problem(check, _described(error), error.hint)
             self.errors.append((self.findings[-1], error))
 
 
@@ -188,6 +188,8 @@ def check_brokers(report: Report, config: JobConfig) -> bool:
                         f"{found.topic}: {found.message} for a changelog to supply the state of an older checkpoint"
                     )
                     report.note("topics", detail, found.fix_command)
+        if (alone := admin.only_copy(specs[0])) is not None:
+            report.note("topics", f"{alone.topic}: {alone.message}", alone.fix_command)
         reached = True
         _check_outputs(report, config, admin)
     if reached:
@@ -345,15 +347,14 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
     with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
         _try_requests(report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock)
         if fix:
-            advice = "allow s3:PutLifecycleConfiguration, or create the rule yourself"
-            with report.guarded("blob lifecycle", fix=advice):
+            with report.guarded("blob lifecycle"):
                 for done in store.administration.fix():
                     report.ok("blob lifecycle", done)
         for text in store.administration.probe():
             if text.startswith("note:"):
                 report.note("blob store", text.removeprefix("note:").strip())
             else:
-                report.problem("blob store", text, "`statemgr doctor --fix`")
+                report.problem("blob store", text)  # it says itself what to do
 
 
 def _is_unused(directory: Path) -> bool:
@@ -386,7 +387,7 @@ def _try_requests(report: Report, store: BlobStore, prefix: str, ttl_days: int, 
             _try_get(report, store, blob_id)
         _try_overwrite(report, store, blob_id)
         check_clock(report, "the blob store's", store.stat(blob_id).modified_ms - (before + after) // 2_000_000)
-        with report.guarded("blob TTL", fix="allow s3:PutObjectTagging and s3:DeleteObjectTagging"):
+        with report.guarded("blob TTL"):
             store.remove_ttl(blob_id)
             report.ok("blob TTL", "removed")
     finally:

@@ -131,6 +131,10 @@ class TopicAdmin(TopicMetadata):
         super().__init__(config, clock)
         self._servers = str(config.kafka_client("admin")["bootstrap.servers"])
         self._checkpoint_topic = config.checkpoint_topic
+        self._reassigning = (
+            f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute --reassignment-json-file FILE "
+            "(docs/operations.md has an example)"
+        )
 
     def exists(self, topic: str) -> bool:
         """Raises: UnavailableError, AccessDenied."""
@@ -227,6 +231,25 @@ class TopicAdmin(TopicMetadata):
                 problems.append(TopicProblem(spec.name, "does not exist", "`statemgr topics create`", missing=True))
         return problems
 
+    def only_copy(self, spec: TopicSpec) -> TopicProblem | None:
+        """What to say about the checkpoint topic if it has one replica and the cluster several brokers; otherwise None,
+        also if :meth:`check` already names too few replicas.
+
+        Raises: UnavailableError, AccessDenied.
+        """
+        found = self.describe([spec.name]).get(spec.name)
+        if found is None or spec.replication_factor > 1 or any(len(one.replicas) > 1 for one in found.partitions):
+            return None
+        with translated("listing the brokers", self.errors, topic=spec.name):
+            brokers = len(self.client.list_topics(spec.name, timeout=REQUEST_S).brokers)
+        if brokers < 2:
+            return None
+        return TopicProblem(
+            spec.name,
+            f"it has one replica, and the cluster has {brokers} brokers: if the replica's disk is lost, so is the job",
+            f"{self._reassigning}, then set task.checkpoint.replication.factor = {min(brokers, 3)}",
+        )
+
     def verify(self, specs: Sequence[TopicSpec]) -> None:
         """Raises: TopicMisconfigured with the first problem and the command that fixes it."""
         for problem in self.check(specs):
@@ -256,8 +279,7 @@ class TopicAdmin(TopicMetadata):
             yield TopicProblem(
                 spec.name,
                 f"it has {counted(replicas, 'replica')} instead of {spec.replication_factor}",
-                f"kafka-reassign-partitions.sh --bootstrap-server {self._servers} --execute "
-                "--reassignment-json-file FILE (or lower task.checkpoint.replication.factor)",
+                f"{self._reassigning}, or lower task.checkpoint.replication.factor",
             )
         wrong = {name: value for name, value in spec.config.items() if not _suits(spec, name, settings.get(name))}
         wrong |= {name: value for name, (bad, value) in spec.never.items() if settings.get(name) == bad}

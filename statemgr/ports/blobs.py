@@ -155,7 +155,7 @@ class BlobAdministration(Protocol):
         """Free the storage of an unfinished upload. One that has ended meanwhile is no error."""
 
     def probe(self) -> Sequence[str]:
-        """Problems for ``doctor`` to show. A text that starts with ``note:`` needs no action."""
+        """Problems for ``doctor`` to show, each with what to do. A text that starts with ``note:`` needs no action."""
 
     def fix(self) -> Sequence[str]:
         """Set up what :meth:`probe` found missing, if the store can do so. Returns: what was set up, as texts."""

@@ -127,6 +127,10 @@ METRICS: dict[str, tuple[Declared, ...]] = {
             "error ends the process, a scrape may come too late: the line `stopped` of the log has the final counts",
             "kind", most=str(MOST_KINDS + 1),
         ),
+        _gauge(
+            "topic_problems",
+            "Wrong settings of the job's own topics, and missing ones, when this process last looked, once a minute",
+        ),
     ),
     "restores": (
         _gauge(

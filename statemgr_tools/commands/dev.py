@@ -61,6 +61,7 @@ def up_command(
     The broker needs Java 17. The first start fetches its jars with Maven, or with the Ivy of PySpark; set KAFKA_HOME to
     use an installed Kafka instead.
     """
+    from statemgr.terminal.output import say
     from statemgr_tools.dev import servers
 
     known = servers.read_state(directory.absolute())
@@ -73,6 +74,9 @@ def up_command(
             directory, kafka=kafka, s3=s3, kafka_port=kafka_port or None, s3_port=s3_port or None, report=report
         )
     _show(running, as_json)
+    if running.s3_server == "moto":
+        say("note: this S3 server, moto, keeps objects in memory, and loses them when it stops: install Go, or put "
+            "versitygw on PATH, and use another --directory")  # fmt: skip
     _compare_configuration(running, write=write)
 
 
@@ -129,7 +133,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 @_directory
 @_json
 def down_command(directory: Path, as_json: bool) -> None:
-    """Stop the servers. Their data stays."""
+    """Stop the servers. Their data stays, except the objects of moto, an S3 server in memory."""
     from statemgr_tools.dev import servers
 
     stopped = servers.down(directory)

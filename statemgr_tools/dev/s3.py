@@ -51,15 +51,30 @@ class S3Server(Server):
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.kind == "seaweedfs":
             return spawn(self._seaweedfs(), log=self.directory / "s3.log", cwd=self.directory)
+        program = self.choose()
+        moto = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        command = self._versitygw(program) if program else moto
+        environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
+        return spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
+
+    def choose(self) -> Path | None:
+        """Choose versitygw or moto, unless ``kind`` is given. May build versitygw.
+
+        Returns: the program of versitygw; None for moto. Raises: PrerequisiteMissing if this machine lacks it.
+        """
         program = find_versitygw() if self.kind in (None, "versitygw") else None
         if self.kind == "versitygw" and program is None:
             raise PrerequisiteMissing(
                 "versitygw was not found", hint="put it on PATH, or install Go so that it can be built"
             )
+        if program is None and not all(importlib.util.find_spec(package) for package in ("moto", "flask")):
+            raise PrerequisiteMissing(
+                "no S3 server was found",
+                hint="if you need none, use `statemgr dev up --no-s3`; or pip install 'moto[server]', or put versitygw "
+                "on PATH, or install Go, which builds it",
+            )
         self.kind = "versitygw" if program else "moto"
-        command = self._versitygw(program) if program else self._moto()
-        environment = os.environ | {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
-        return spawn(command, log=self.directory / "s3.log", environment=environment, cwd=self.directory)
+        return program
 
     def wait(self, process: ServerProcess, deadline_s: float) -> None:
         """Wait until the server answers and the bucket exists."""
@@ -121,14 +136,6 @@ class S3Server(Server):
         command += [f"-{name}.port={port}" for name, port in ports.items()]
         command += [f"-{name}.port.grpc={free_port()}" for name in ports]
         return [*command, "-s3.config=users.json", "-volume.max=100", "-master.volumeSizeLimitMB=256"]
-
-    def _moto(self) -> list[str]:
-        if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-            raise PrerequisiteMissing(
-                "no S3 server was found",
-                hint="pip install 'moto[server]', or put versitygw on PATH, or install Go, which builds it",
-            )
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
 
 
 def find_versitygw(*, build: bool = True) -> Path | None:

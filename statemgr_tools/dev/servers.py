@@ -67,8 +67,8 @@ def up(
 ) -> DevServers:
     """Start the servers that do not run yet. They keep running after this process ends.
 
-    A second call finds them and changes nothing. After a ``down``, they get the same data again, and the same
-    ports if these are free and the caller requests no others.
+    A second call finds them and changes nothing. After a ``down``, they get the same data again (except moto, which
+    keeps objects in memory), and the same ports if these are free and the caller requests no others.
 
     Args:
         directory: the directory for everything that the servers write.
@@ -93,6 +93,14 @@ def up(
         server.start(spawned=lambda: _write_state(root, {**known, name: server}))
         known[name] = server
 
+    store = (known.get("s3") or S3Server(directory=root / "s3", kind=s3_kind)) if s3 else None
+    if store is not None:
+        assert isinstance(store, S3Server)
+        _settle_port(store, s3_port, "--s3-port")
+        if not store.running and store.kind in (None, "versitygw"):
+            if find_versitygw(build=False) is None and shutil.which("go"):
+                report("building the S3 server with Go (only the first time)")
+            store.choose()  # if there is none, no broker is fetched and started for nothing
     if kafka:
         broker = known.get("kafka") or KafkaBroker(directory=root / "kafka", settings=dict(kafka_settings or {}))
         assert isinstance(broker, KafkaBroker)
@@ -104,18 +112,7 @@ def up(
                 report("fetching the Kafka broker (44 MB, only the first time)")
                 broker_jars()
         start(broker, "kafka")
-    if s3:
-        store = known.get("s3") or S3Server(directory=root / "s3", kind=s3_kind)
-        assert isinstance(store, S3Server)
-        _settle_port(store, s3_port, "--s3-port")
-        if (
-            not store.running
-            and store.kind in (None, "versitygw")
-            and find_versitygw(build=False) is None
-            and shutil.which("go")
-        ):
-            report("building the S3 server with Go (only the first time)")
-            find_versitygw()
+    if store is not None:
         start(store, "s3")
     for name, wanted, find in (("gcs", gcs, find_fake_gcs), ("azure", azure, find_azurite)):
         if wanted:
@@ -152,7 +149,8 @@ def _settle_port(server: Server, wanted: int | None, option: str) -> None:
 
 
 def down(directory: str | Path, keep: Collection[str] = ()) -> bool:
-    """Stop the servers of this directory by PID, except those of the kinds ``keep``. Their data stays.
+    """Stop the servers of this directory by PID, except those of the kinds ``keep``. Their data stays,
+    except moto's.
 
     Returns: whether any ran.
     """

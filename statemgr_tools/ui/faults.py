@@ -75,7 +75,10 @@ def names(problems: Sequence[Problem]) -> str:
 
 @cache
 def runbook() -> Markup:
-    """Return the page ``docs/runbook.md``. Its links to other documents become plain text. Raises: MissingError."""
+    """Return the page ``docs/runbook.md``. A link to another page becomes the command that prints it.
+
+    Raises: MissingError.
+    """
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -84,10 +87,12 @@ def runbook() -> Markup:
         if token.type == "heading_open":
             token.attrSet("id", anchor(tokens[number + 1].content))
         elif token.type == "inline":
-            outside = False
+            target = "#"
             for child in token.children or ():
                 if child.type == "link_open":
-                    outside = not str(child.attrGet("href")).startswith("#")
-                if child.type in ("link_open", "link_close") and outside:
-                    child.type, child.tag, child.content, child.attrs = "text", "", "", {}
+                    target = str(child.attrGet("href"))
+                if child.type in ("link_open", "link_close") and not target.startswith("#"):
+                    command = f" (statemgr explain docs/{target.partition('#')[0]})"
+                    child.content = command if child.type == "link_close" else ""
+                    child.type, child.tag, child.attrs = "text", "", {}
     return Markup(parser.renderer.render(tokens, parser.options, {}))

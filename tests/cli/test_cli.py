@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import click
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import KafkaError, KafkaException
 
 from statemgr import __version__, errors
 from statemgr.cli import main
@@ -281,6 +283,42 @@ def test_init_writes_an_example_whose_addresses_are_those_of_dev_up(run: Run) ->
     ours = (Path(__file__).parents[2] / "docker-compose.yml").read_text().splitlines()
     assert [line for line in compose.splitlines() if not line.startswith("#") and line not in ours] == []
     assert f'endpoint = "http://127.0.0.1:{dev.S3_PORT}"' in (directory / "job.toml").read_text()
+
+
+def test_the_example_sends_more_orders_than_a_producer_holds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the broker then. Without a broker, it says so in one line."""
+
+    class SlowProducer:
+        """Delivers when somebody waits for it."""
+
+        def __init__(self, _: object) -> None:
+            self.held = 0
+
+        def produce(self, *_: object, **__: object) -> None:
+            if self.held == 100_000:
+                raise BufferError("Local: Queue full")
+            self.held += 1
+
+        def poll(self, timeout: float) -> None:
+            self.held = 0 if timeout else self.held
+
+        def flush(self, _: float) -> int:
+            return 0
+
+        def __len__(self) -> int:
+            return self.held
+
+    assert run("init", "example", "--example", "--name", "clicks").exit_code == 0
+    monkeypatch.chdir("example")
+    monkeypatch.setattr(sys, "argv", ["send.py", "100001"])
+    monkeypatch.setattr("confluent_kafka.Producer", SlowProducer)
+    topics = Mock(return_value=Mock(topics=["clicks"]))
+    monkeypatch.setattr("confluent_kafka.admin.AdminClient", lambda _: Mock(list_topics=topics))
+    main = runpy.run_path("send.py")["main"]
+    main()
+    topics.side_effect = KafkaException(KafkaError(KafkaError._TRANSPORT))
+    with pytest.raises(SystemExit, match=r"no broker answers.*`statemgr dev status`"):
+        main()
 
 
 def test_init_never_overwrites_a_file_of_a_directory_unless_forced(run: Run) -> None:

@@ -24,7 +24,7 @@ _PLACEHOLDERS = {"ID": _ID, "BEFORE": _ID, "AFTER": _ID, "M": "2", "N": "1", "CO
 _OPERATORS = {"&&", "||", ";", "|", "&"}
 #: Programs of the machine. Their arguments are not checked.
 _OTHERS = {
-    "cd", "curl", "export", "git", "grep", "jq", "kcat", "kill", "mkdir", "rm", "sleep", "spark-submit", "tail",
+    ".", "cd", "curl", "export", "git", "grep", "jq", "kcat", "kill", "mkdir", "rm", "sleep", "spark-submit", "tail",
     "venv-pack",
 }  # fmt: skip
 

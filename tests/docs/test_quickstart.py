@@ -18,6 +18,8 @@ _DEADLINE_S = 600.0
 _END = "end of the command"
 #: Read-only commands. The test repeats them until they print what the page shows.
 _LOOKS = ("cat ", "grep ", "tail ", "statemgr checkpoints ", "statemgr snapshots ", "statemgr store ", "statemgr top ")
+#: What has been done for the tests already.
+_INSTALLS = ("pip ", "python3 -m venv ")
 #: Commands whose output is the same in every run.
 _EXACT = ("python send.py", "statemgr config check", "statemgr init", "statemgr store scan")
 #: Parts that differ between runs, and what replaces them in a comparison.
@@ -109,7 +111,7 @@ def test_the_service_of_the_quickstart(shell: Shell, tmp_path: Path) -> None:
         *blocks("docs/quickstart.md", "## Two processes, and a clean stop", "console"),
     ]:
         for command, shown in typed(session):
-            if not command.startswith("pip "):
+            if not command.startswith(_INSTALLS):
                 follow(shell, command, shown, tmp_path / "orders" / "job.toml")
 
 
@@ -128,7 +130,7 @@ def test_the_five_minutes_of_the_readme(shell: Shell, tmp_path: Path) -> None:
             wanted, deadline = [next(orders_of_each)] * 8, time.monotonic() + _DEADLINE_S
             while (found := re.findall(r'"orders": (\d+)', "\n".join(shell.type(command)))) != wanted:
                 assert time.monotonic() < deadline, f"{line}: {found}"
-        elif not command.startswith(("pip ", "sleep ")):
+        elif not command.startswith((*_INSTALLS, "sleep ")):
             follow(shell, command, [], tmp_path / "orders" / "job.toml")
     assert next(orders_of_each, None) is None
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "dashboards"
 #: The faults in the runbook, as anchors.
 FAULTS = (
-    "broker-gone", "blob-store-gone", "disk-full", "missing-rights", "corrupt-record", "corrupt-blob", "wrong-clock",
-    "input-held-up", "member-stuck", "lag-grows", "blobs-orphaned",
+    "broker-gone", "blob-store-gone", "disk-full", "missing-rights", "corrupt-record", "topic-damaged", "corrupt-blob",
+    "wrong-clock", "input-held-up", "member-stuck", "lag-grows", "blobs-orphaned",
 )  # fmt: skip
 
 

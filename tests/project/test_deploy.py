@@ -82,6 +82,14 @@ def test_the_parts_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
         assert selector.get("matchLabels", selector) == labels
 
 
+def test_topics_of_the_job_survive_the_loss_of_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers' default may be one replica, and the checkpoint topic is the only record of what is current."""
+    monkeypatch.setenv("POD_NAME", "orders-0")
+    config = JobConfig.from_mapping(tomllib.loads(_all()["ConfigMap"]["data"]["job.toml"]))
+    assert config.checkpoint_replication_factor == 3
+    assert config.topic_settings == {"min.insync.replicas": "2"}
+
+
 def test_prometheus_finds_each_process_that_serves_metrics() -> None:
     """The monitors select the labels and the port of the service's pods, and of the driver. Executors serve none."""
     found = _all()

@@ -150,6 +150,12 @@ def test_every_scenario_is_what_one_of_its_tests_says_it_is_about() -> None:
     assert silent == []
 
 
+def test_the_readme_lists_every_page() -> None:
+    """A reader of the repository, or of the package index, begins there."""
+    linked = set(re.findall(r"\]\(docs/([a-z-]+\.md)", (ROOT / "README.md").read_text()))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"index.md"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(page: Path) -> None:
     """The files that links refer to exist, and so do the headings on their pages."""

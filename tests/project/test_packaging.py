@@ -97,6 +97,8 @@ def test_the_installed_wheel_explains_errors_and_faults(installed: Path, tmp_pat
     for topic, title in titles.items():
         command = [sys.executable, "-P", "-m", "statemgr", "explain", *topic.split()]
         assert _run(*command, cwd=tmp_path, pythonpath=installed).startswith(f"{title}\n")
+    pages = {path.name for path in (installed / "statemgr" / "_docs").rglob("*")}
+    assert pages == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_an_editable_install_loads_the_schemas_of_the_source_tree(tmp_path: Path) -> None:
@@ -142,6 +144,12 @@ def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra")) == extras
     addresses = dict(url.split(", ") for url in metadata.get_all("Project-URL"))
     assert set(addresses) == {"Source", "Issues", "Changelog"}
+    page = str(metadata.get_payload())
+    assert page.startswith("# statemgr\n")
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert f"{addresses['Source']}/blob/main/docs/quickstart.md" in links
+    assert f"lag and age]({addresses['Source']}/raw/main/docs/images/ui.png)" in page
+    assert [link for link in links if not link.startswith(("https://", "#"))] == [], "they lead nowhere on an index"
     requirements = metadata.get_all("Requires-Dist")
     assert "pyspark<4.3,>=4.2; extra == 'spark'" in requirements
 

@@ -16,10 +16,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statemgr.config import JobConfig
-from statemgr.errors import CorruptError, InvalidError, UnavailableError
+from statemgr.errors import CorruptError, InvalidError, PrerequisiteMissing, UnavailableError
 from statemgr_tools.commands.dev import _compare_configuration, command
-from statemgr_tools.dev import down, jars, status, up
+from statemgr_tools.dev import down, jars, s3, status, up
 from statemgr_tools.dev import servers as dev_servers
+from statemgr_tools.dev.kafka import KafkaBroker
 from statemgr_tools.dev.process import ServerProcess, free_port, spawn, wait_until_ready
 from statemgr_tools.dev.s3 import S3Server, find_seaweedfs, find_versitygw
 from statemgr_tools.dev.servers import DevServers, read_state
@@ -101,6 +102,25 @@ def test_an_own_broker_keeps_its_data_over_a_kill_and_goes_on_after_a_pause(own_
     broker.process.resume()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     assert "kept" in admin.list_topics(timeout=_TIMEOUT_S).topics
+
+
+def test_without_an_s3_server_no_broker_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes first, and its hint names the way out, which is enough for the example of `init`."""
+    monkeypatch.setattr(s3, "find_versitygw", lambda **_: None)
+    monkeypatch.setattr(dev_servers, "find_versitygw", lambda **_: None)
+    monkeypatch.setattr(s3.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(KafkaBroker, "start", lambda *_, **__: pytest.fail("the broker was started"))
+    with pytest.raises(PrerequisiteMissing, match="no S3 server") as missing:
+        up(tmp_path)
+    assert "`statemgr dev up --no-s3`" in (missing.value.hint or "")
+
+
+@pytest.mark.parametrize(("kind", "forgets"), [("moto", True), ("versitygw", False)])
+def test_a_server_in_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, forgets: bool) -> None:
+    """Otherwise the blobs of a job would be gone after `dev down` for no reason that anybody sees."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dev_servers, "up", lambda *_, **__: DevServers(directory=str(tmp_path), s3_server=kind))
+    assert ("keeps objects in memory" in CliRunner().invoke(command, ["up"]).stderr) == forgets
 
 
 def test_dev_up_status_down_by_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statemgr_tools.ui.faults import runbook
 from statemgr_tools.ui.markup import page, prose, table, tag
 
 #: Text that HTML can hold. A parser changes or drops the excluded characters.
@@ -59,3 +60,9 @@ def test_backticks_become_code() -> None:
     """Commands in hints are set as code; a backtick without a second one stays as it is."""
     assert tag("p", prose("run `statemgr gc` or <b>")) == "<p>run <code>statemgr gc</code> or &lt;b&gt;</p>"
     assert Parsed(tag("p", prose("a ` b"))).text in ("a ` b", "a  b")
+
+
+def test_the_runbook_names_the_commands_that_print_other_pages() -> None:
+    """The page serves no others."""
+    assert "(statemgr explain docs/operations.md)" in runbook()
+    assert ".md#" not in runbook()

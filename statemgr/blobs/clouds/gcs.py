@@ -242,7 +242,7 @@ class GcsBlobStore(CloudBlobStore):
         try:
             rules = self._bucket_resource("rules").get("lifecycle", {}).get("rule", [])
         except AccessDenied as error:
-            return f"the bucket's lifecycle rules cannot be read (storage.buckets.get): {error.message}"
+            return f"the bucket's lifecycle rules cannot be read: {error.message}; grant storage.buckets.get"
         if any(_covers(rule, self._prefix) for rule in rules):
             return None
         return (

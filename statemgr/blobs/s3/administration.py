@@ -171,7 +171,7 @@ class S3Administration:
                 "stays until `statemgr gc --write`"
             )
         except AccessDenied as error:
-            return f"the bucket's lifecycle rules cannot be read (s3:GetLifecycleConfiguration): {error.message}"
+            return f"the bucket's lifecycle rules cannot be read: {error.message}; grant s3:GetLifecycleConfiguration"
         is_covered = any(_covers(rule, self._place.prefix, self._ttl_days) for rule in rules)
         if "IfNoneMatch" in self._abilities.lacks:
             late = "without conditional PUTs (If-None-Match), an upload that arrives late tags a published blob again"

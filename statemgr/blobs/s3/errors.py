@@ -162,7 +162,10 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code == "EntityTooLarge":
         return too_large(text, bucket, blob_id)
     if code == "NotImplemented" or status == 501:
-        return InvalidError(text, hint="use another S3 server: this one lacks the function", **where)
+        hint = "use another S3 server: this one lacks the function"
+        if "Lifecycle" in error.operation_name:
+            hint = "run `statemgr gc --write` regularly: this server has no lifecycle rules"
+        return InvalidError(text, hint=hint, **where)
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
         return UnavailableError(text, **where)
     if status in (404, 410):

@@ -43,6 +43,7 @@ class JobTopics:
     """The job's own topics. Safe to use from many threads.
 
     Attributes:
+        wrong: the problems of the last look.
         unsafe: why the brokers may lose checkpoints, the only record of what is current, as of the last look; None if
             they do not. Nobody publishes then.
     """
@@ -52,7 +53,7 @@ class JobTopics:
         self._lock = threading.Lock()
         self._ready = False
         self._looking: TopicAdmin | None = None
-        self._wrong: tuple[TopicProblem, ...] = ()
+        self.wrong: tuple[TopicProblem, ...] = ()
         self.unsafe: TopicProblem | None = None
 
     def ensure(self, *, allow_empty_start: bool) -> None:
@@ -78,9 +79,9 @@ class JobTopics:
         found = self._looking.check([checkpoint_topic_spec(config), *changelog_topic_specs(config)])
         for problem in found:
             log.error("topic %s: %s. Fix: %s", problem.topic, problem.message, problem.fix_command)
-        if self._wrong and not found:
+        if self.wrong and not found:
             log.info("the settings of the job's topics are right again")
-        self._wrong = tuple(found)
+        self.wrong = tuple(found)
         of_checkpoints = (problem for problem in found if problem.topic == config.checkpoint_topic)
         self.unsafe = next((one for one in of_checkpoints if not _MAY_LOSE.isdisjoint(one.settings)), None)
         if any(problem.missing and problem.topic != config.checkpoint_topic for problem in found):

@@ -10,6 +10,7 @@ import click
 
 from statemgr.errors import MissingState, PermissionNeeded, StatemgrError
 from statemgr.terminal.options import Call, job_options
+from statemgr.terminal.output import say
 
 if TYPE_CHECKING:
     from statemgr.config import JobConfig
@@ -97,6 +98,7 @@ def check_command(call: Call) -> None:
     specs = [checkpoint_topic_spec(call.config), *changelog_topic_specs(call.config)]
     with TopicAdmin(call.config, SystemClock()) as admin:
         problems = admin.check(specs)
+        alone = admin.only_copy(specs[0])
         errors = [*_input_errors(call.config, admin), *missing_outputs(call.config, admin)]
         problems += [_problem(error) for error in errors]
     if problems or call.as_json:
@@ -109,6 +111,8 @@ def check_command(call: Call) -> None:
     else:
         topics = [*(spec.name for spec in specs), *call.config.inputs, *call.config.outputs]
         click.echo(f"ok: {', '.join(dict.fromkeys(topics))}")
+    if alone is not None:
+        say(f"note: {alone.topic}: {alone.message}. Fix: {alone.fix_command}")
     if problems:
         raise SystemExit(1)
 

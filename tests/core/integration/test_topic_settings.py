@@ -33,20 +33,27 @@ def errors(caplog: pytest.LogCaptureFixture, topic: str, setting: str = "cleanup
 
 
 def test_a_changelog_that_may_be_cut(config: JobConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Owners say loudly and again that a changelog's records may be deleted, with the command that helps. Commits go
-    on: they add what the job needs."""
+    """Owners say loudly and again that a changelog's records may be deleted, with the command that helps, and a metric
+    says so to alerts. Commits go on: they add what the job needs."""
     caplog.set_level(logging.INFO, "statemgr")
     topic = config.stores["totals"].changelog_topic
     with StateManager(config) as manager, manager.open_task(TASK) as task:
+
+        def problems() -> float | None:
+            job = {"job": config.job_name}
+            return manager.metrics.registry.get_sample_value("statemgr_topic_problems", job)
+
         write(task, {b"a": b"1"})
         task.commit({"orders-0": 1})
+        assert problems() == 0
         alter_topic(config, topic, cleanup__policy="delete")
         wait_until(lambda: len(errors(caplog, topic)) > 1)
         assert f"--entity-name {topic} --add-config cleanup.policy=compact" in errors(caplog, topic)[0]
+        assert problems() == 1
         write(task, {b"b": b"2"})
         task.commit({"orders-0": 2})
         alter_topic(config, topic, cleanup__policy="compact")
-        wait_until(lambda: "are right again" in caplog.text)
+        wait_until(lambda: "are right again" in caplog.text and problems() == 0)
     assert contents(elsewhere(config, tmp_path / "elsewhere", CHANGELOG))[0]["totals"] == {b"a": b"1", b"b": b"2"}
 
 

@@ -158,6 +158,18 @@ def test_a_server_that_does_not_tell_of_versions_has_none(code: str, status: int
     assert bucket.administration().probe() == []
 
 
+@pytest.mark.parametrize(
+    ("request_name", "hint"),
+    [("GetBucketLifecycleConfiguration", "`statemgr gc --write`"), ("PutObject", "another S3 server")],
+)
+def test_a_job_works_without_lifecycle_rules(request_name: str, hint: str) -> None:
+    """A server without them does not have to be replaced; one that lacks what commits need does."""
+    answer: Any = {"Error": {"Code": "NotImplemented"}, "ResponseMetadata": {"HTTPStatusCode": 501}}
+    with pytest.raises(InvalidError) as caught, translated("bucket"):
+        raise ClientError(answer, request_name)
+    assert hint in str(caught.value.hint)
+
+
 def test_an_outage_of_the_source_of_the_credentials_is_repeated() -> None:
     """It may pass, and the error says what to check if it does not."""
     with pytest.raises(UnavailableError, match="credential_process"), translated("bucket"):

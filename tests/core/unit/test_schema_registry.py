@@ -433,21 +433,16 @@ def test_its_secrets_are_masked() -> None:
 
 
 def test_the_program_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The program in docs/schema-registry.md keeps its totals after a crash, and can put an invalid message aside."""
+    """The program in docs/schema-registry.md, with the configuration there, keeps its totals after a crash, and can put
+    an invalid message aside."""
     (program,) = blocks("docs/schema-registry.md", "# Schema Registry")
-    (tmp_path / "job.toml").write_text(
-        """
-        blob.store.uri = "s3://bucket/totals"
-        schema.registry.url = "mock://page"
-        stores.totals.key.serde = "string"
-        [job]
-        name = "totals"
-        [task]
-        inputs = ["orders"]
-        outputs = ["totals"]
-        backup.factories = ["blob-store", "kafka-changelog"]
-        """
-    )
+    (settings,) = blocks("docs/schema-registry.md", "# Schema Registry", "toml")
+    of_any_job = """
+        "job.name" = "totals"
+        "blob.store.uri" = "s3://bucket/totals"
+        "task.backup.factories" = ["blob-store", "kafka-changelog"]
+    """
+    (tmp_path / "job.toml").write_text(of_any_job + settings.replace("http://localhost:8081", "mock://page"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SchemaRegistry, "__init__", _with_orders(SchemaRegistry.__init__))
     found: dict[str, Any] = {}

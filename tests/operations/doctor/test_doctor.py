@@ -128,19 +128,34 @@ def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("method", "check"), [("remove_ttl", "blob TTL"), ("get", "blob get"), ("delete", "blob delete"), ("put", "blobs")]
+    ("method", "check"),
+    [
+        ("remove_ttl", "blob TTL"),
+        ("get", "blob get"),
+        ("delete", "blob delete"),
+        ("put", "blobs"),
+        ("fix", "blob lifecycle"),
+    ],
 )
 def test_a_refused_request_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, method: str, check: str) -> None:
-    """One missing permission is one problem."""
+    """One missing permission is one problem. Only the error knows the blob store, and so the right that is missing."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AccessDenied("403", hint="ask for the right")
 
     monkeypatch.setattr(MemoryBlobStore, method, refuse)
-    findings = found(checks.check_blobs, config(blob__store__uri="memory://doctor"), fix=False)
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://doctor"), fix=True)
     problems = [finding for finding in findings if finding.status is Status.PROBLEM]
-    assert [problem.check for problem in problems] == [check]
-    assert problems[0].fix
+    assert [(problem.check, problem.fix) for problem in problems] == [(check, "ask for the right")]
+
+
+def test_a_problem_that_no_command_fixes_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as rules that cannot be read: `doctor --fix` would read them first."""
+    text = "the bucket's lifecycle rules cannot be read: 403; grant storage.buckets.get"
+    monkeypatch.setattr(MemoryBlobStore, "probe", lambda _: [text])
+    findings = found(checks.check_blobs, config(blob__store__uri="memory://rules"), fix=False)
+    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    assert [(problem.detail, problem.fix) for problem in problems] == [(text, None)]
 
 
 def test_other_bytes_than_were_put_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

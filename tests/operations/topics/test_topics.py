@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+from click.testing import CliRunner
 from confluent_kafka.admin import AlterConfigOpType
 from confluent_kafka.admin._config import ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, TopicMisconfigured, UnavailableError
+from statemgr.health.checks import Report, Status, check_brokers
 from statemgr.kafka import metadata
+from statemgr.kafka.admin_client import GuardedAdminClient
 from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from tests.jobs import with_changes
@@ -115,6 +124,31 @@ def test_too_few_replicas_are_refused(kafka: KafkaServer) -> None:
         problems = admin.check([checkpoint_topic_spec(wanted)])
     assert [p.message for p in problems] == ["it has 1 replica instead of 3"]
     assert problems[0].fix_command.startswith("kafka-reassign-partitions.sh")
+
+
+def test_one_replica_on_a_cluster_of_several_brokers_is_noted(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The brokers' default may be one. `doctor` and `topics check` say so, and how to get more. On one broker there is
+    nothing to note."""
+    config = job(kafka)
+    make_topics(config)
+    path = tmp_path / "job.toml"
+    path.write_text("".join(f'"{key}" = {json.dumps(value)}\n' for key, value in config.to_mapping().items()))
+    check = ["topics", "check", "--config", str(path)]
+    assert "replica" not in CliRunner().invoke(cli, check).stderr
+    three = SimpleNamespace(brokers=dict.fromkeys(range(3)), topics={})
+    monkeypatch.setattr(GuardedAdminClient, "list_topics", lambda *_, **__: three)
+    checked = CliRunner().invoke(cli, check)
+    assert checked.exit_code == 0
+    assert f"note: {config.checkpoint_topic}: it has one replica, and the cluster has 3 brokers" in checked.stderr
+    report = Report()
+    check_brokers(report, config)
+    (note,) = [one for one in report.findings if "one replica" in one.detail]
+    assert note.status is Status.NOTE
+    assert "then set task.checkpoint.replication.factor = 3" in (note.fix or "")
+    with TopicAdmin(config, SystemClock()) as admin:  # that it has too few is a problem already
+        assert admin.only_copy(replace(checkpoint_topic_spec(config), replication_factor=3)) is None
 
 
 def test_what_the_broker_refuses_is_an_invalid_error(kafka: KafkaServer) -> None:
