@@ -30,6 +30,7 @@ from unittest import mock
 from weakref import WeakValueDictionary
 
 from statemgr import JobConfig, StateManager
+from statemgr.backends.blobs import backup, segment_batch
 from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import PreparedCommit
 from statemgr.errors import (
@@ -203,6 +204,8 @@ class History:
         """Live it. Raises: Wrong, Stuck, or any error that an operation must not raise."""
         logging.disable(logging.CRITICAL)
         shm = Path("/dev/shm")
+        # tasks share a blob if records do not hold their segments, and if one waits for the other, which may be late
+        inline, linger_s = (0, 1.0) if self._has_owners_of_all else (backup._INLINE_SEGMENT, segment_batch.LINGER_S)
         self._directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
         try:
             with (
@@ -211,6 +214,8 @@ class History:
                 mock.patch.dict(os.environ, SHARED_STATE=str(self._directory / "shared")),
                 mock.patch.object(open_job, "check_config", _checked_once()),
                 mock.patch.object(downloads, "processors", return_value=2),  # the same history on every machine
+                mock.patch.object(backup, "_INLINE_SEGMENT", inline),
+                mock.patch.object(segment_batch, "LINGER_S", linger_s),
                 mock.patch.object(background_snapshots, "_PATIENCE", _OfEachProcess(background_snapshots._Patience)),
                 mock.patch.object(shared_directories, "_files", _OfEachProcess(WeakValueDictionary)),
             ):
