@@ -11,7 +11,9 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.flows.replaced_layouts import find_layout
 from statemgr.ids import CheckpointId
+from statemgr.kafka.transactions.publisher import publish_alone
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.operations.gc import layouts as of_layouts
@@ -56,6 +58,25 @@ def test_a_collection_names_the_changelogs_of_an_old_layout(servers: MemoryServe
     assert changelogs(config) == [(False, (second,))]
     assert changelogs(config, delete=True) == [(True, (second,))]
     assert changelogs(config, delete=True) == []
+
+
+def test_the_current_layout_is_never_collected(servers: MemoryServers) -> None:
+    """The topic says that the layout was replaced long ago: `topics repair` of an older version has lost the records of
+    the layout that replaced it, and not this one. No checkpoint and no blob goes."""
+    config = servers.on_disk(servers.config, "disk")
+    for number in range(2):
+        commit(servers, config, f"Partition {number}")
+    with opened(servers, config) as (_, log):
+        (layout,) = {record.layout for record in log.read().values()}
+    retired = RetiredLayout("orders", "1", layout, servers.now_ms)
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [(retired.key, retired.value)])
+    servers.clock.advance(2 * DAY_S)
+    for _ in range(2):
+        report = collect(servers, config, delete=True)
+        assert (report.layouts, report.deleted.blobs) == ([], 0)
+        with opened(servers, config) as (_, log):
+            assert [*log.read()] == ["Partition 0", "Partition 1"]
+            assert find_layout(log, None) is None
 
 
 class Log:
