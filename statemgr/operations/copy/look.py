@@ -21,6 +21,7 @@ from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMisma
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.input_left import missing_input
 from statemgr.flows.opening.opening_checks import was_published_here
+from statemgr.flows.published import common_serdes
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import source_topic, task_index, task_name
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -51,9 +52,10 @@ def look(
         ids: the checkpoints to copy: one that all tasks retain, or one for each task. Empty: the current ones.
 
     Raises: MissingState if a checkpoint is not retained; ConfigError, LayoutMismatch if the configuration does not
-        suit; InvalidError if the new job has state; RetryableError, AccessDenied.
+        suit; InvalidError if the new job has state, or the tasks have different serdes; RetryableError, AccessDenied.
     """
     chosen = _chosen(source, records, ids)  # 1
+    common_serdes(chosen.values())  # the new tasks share their labels
     _check_config(source, target, records, chosen)
     check_new(target, log, only_settled=True)  # 2
     catalogue = Catalogue(source.transfer)

@@ -10,7 +10,7 @@ from functools import cached_property
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, FencedError, InvalidError, MissingState
-from statemgr.flows.published import common_batch
+from statemgr.flows.published import common_batch, common_serdes
 from statemgr.flows.rollback import check_sources, find_targets
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import (
@@ -302,6 +302,7 @@ def plan_rescale(
             hint="start a job with another job.id and the new job.tasks; it reads its input from the beginning",
             job=config.job_name,
         )
+    common_serdes(targets.values())  # the new tasks share their labels
     for name, target in targets.items():
         check_sources(target, records[name].current.batch, name)
         if set(target.stores) != set(plan.stores):
