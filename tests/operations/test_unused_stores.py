@@ -1,5 +1,5 @@
-"""A store that no task has asked for, and whose serdes the application names in code: an operation on all tasks does not
-say which serdes it has."""
+"""A store that no task has asked for, and whose serdes the application names in code: an operation on all tasks leaves
+them open."""
 
 from __future__ import annotations
 
