@@ -143,7 +143,7 @@ def _print(found: GarbageReport, kafka: str, *, written: bool) -> None:
         )
         say("differ too much: restart the job, whose owner then makes the backup again, and correct the clocks")
     elif found.missing:
-        say("nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it")
+        say("nothing was deleted, because a blob is missing: `statemgr snapshots verify` shows which state needs it")
     elif not written:
         say("nothing was changed; add --write to delete the orphans")
 
