@@ -153,7 +153,7 @@ def _print_layout(layout: RetiredReport, kafka: str) -> None:
     if layout.lost and not layout.collected:
         say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
     if layout.collected:
-        say(f"{name} is collected: the next run deletes its blobs")
+        say(f"{name} is collected: the next run deletes its blobs, if it has any")
         if layout.changelogs:
             say("the job does not need its changelogs any more. This is the only run that names them. To delete them:")
         for topic in layout.changelogs:
