@@ -118,6 +118,8 @@ def rescale(
     plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 1
     grouping = _grouping(services, plan)  # a processor's query never groups by other columns
     with _alone(services) as root, closing(workers.open_new(plan.new_config)) as new:
+        if any(record.current.names_blobs for record in plan.records.values()):
+            new.expect_blobs()  # also if the state comes from changelogs
         changelogs = _make_topics(new, plan, root)  # 2
         workshop = Workshop(services, new, root, workers.submit, workers.processes, progress, workers.elsewhere)
 
