@@ -179,7 +179,7 @@ def keep(
         return keep_in_layout(services, log, checkpoint_id, is_kept=is_kept)
     alone = retaining[0] if len(retaining) == 1 else None
     goal = _Keep((checkpoint_id,), alone, is_kept=is_kept)
-    if all(goal.kept(records[task]) == records[task].kept for task in retaining):  # then nobody is fenced
+    if not is_kept and not any(checkpoint_id in records[task].kept for task in retaining):
         return {task: records[task].kept for task in (records if alone is None else retaining)}
     plan(services, log, goal, check_blobs=False)  # what it refuses is refused before the fence
     published = roll_back(services, log, topics, goal)[1]

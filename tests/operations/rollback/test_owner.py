@@ -76,14 +76,13 @@ class Loop:
             task.commit({"orders-0": 9})
 
 
-def test_a_tag_that_changes_nothing(servers: MemoryServers) -> None:
-    """A checkpoint that no task keeps is released, or a kept one is kept once more."""
+def test_the_release_of_a_checkpoint_that_no_task_keeps(servers: MemoryServers) -> None:
+    """It fences nobody, and publishes nothing."""
     job = Loop(servers, "json", "json")
     _, kept, other = job.ids()
     assert job.tag(kept, is_kept=True) == {TASK: (kept,)}
     with job.running():
         assert job.tag(other, is_kept=False) == {TASK: (kept,)}
-        assert job.tag(kept, is_kept=True) == {TASK: (kept,)}
 
 
 def test_a_tag_too_many(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
