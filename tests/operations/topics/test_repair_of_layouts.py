@@ -66,7 +66,7 @@ def test_the_record_of_a_replaced_layout_is_lost(job: Job) -> None:
     config, clock = job.config, job.servers.clock
     for entry in job.servers.broker.log(config.checkpoint_topic, 0).entries:
         if entry and entry.key and entry.value and is_retired_layout(entry.key):
-            entry.value = entry.value[:-1] + bytes([entry.value[-1] ^ 1])
+            entry.value = entry.value[:-1]
     (left_out,) = look(config, clock).left_out
     assert (
         left_out.then == "the replaced layout with 1 task cannot come back, and `statemgr gc --write` deletes its blobs"
