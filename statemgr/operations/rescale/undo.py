@@ -136,7 +136,6 @@ def _find(config: JobConfig, log: CheckpointLog, checkpoint_id: str | None, befo
     newest = common_batch(record.current for record in current.values())
     for task, target in plan.targets.items():
         check_sources(target, newest, task)
-    common_serdes(plan.targets.values())  # refused before the fence
     return plan
 
 
