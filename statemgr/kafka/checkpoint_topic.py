@@ -140,8 +140,11 @@ class CheckpointTopic:
 
     def retired(self) -> Sequence[RetiredLayout]:
         with self._lock:
-            found = self._seen.retired if self._seen is not None else {}
-            return tuple(found[generation] for generation in sorted(found))
+            if self._seen is None:
+                return ()
+            # a repair of the topic may have lost all of the layout that had replaced the current one
+            found, current = self._seen.retired, self._generation(self._seen)
+            return tuple(found[generation] for generation in sorted(found) if generation < current)
 
     def record_keys(self, generation: int) -> Sequence[bytes]:
         with self._lock:

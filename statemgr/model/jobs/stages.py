@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
+from statemgr.model.keys.partitioners import is_by_input
 
 
 class Stage(IntEnum):
@@ -162,10 +163,12 @@ def changed_keys(step: Step, overridden: Mapping[str, bool], stores: Collection[
 
 
 def published_together(records: Sequence[CheckpointRecord]) -> bool:
-    """Whether all tasks are published together (Spark) and not each by its own owner."""
+    """Whether all tasks are published together (Spark) and not each by its own owner. A command such as a rescale also
+    publishes the tasks of a consumer loop together: these are the partitions of the input."""
     current = [record.current for record in records]
     together = len({one.checkpoint_id for one in current}) == 1 and len(current) > 1
-    return together or any(one.batch is not None for one in current)
+    by_input = any(is_by_input(record.layout.partitioner) for record in records)
+    return (together and not by_input) or any(one.batch is not None for one in current)
 
 
 def stage_text(position: StorePosition) -> str:

@@ -24,6 +24,7 @@ from statemgr.config.factories import BLOB_STORE
 from statemgr.flows.committing.commit import CommitBase, fill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.opening.restore import open_restored, restore_store
 from statemgr.flows.owner import Owner
@@ -80,7 +81,7 @@ def copy(
         published.sequence = max(outputs, default=0)  # the next output has the next number
         if exported:  # outputs may have the numbers of later checkpoints, and skip these
             published.sequence = max(published.sequence, target.clock.time_ns() // 1_000_000)
-        published.serdes = common_serdes(one.checkpoint for one in tasks)
+        published.serdes = serdes_in_force(target, None) | common_serdes(one.checkpoint for one in tasks)
         attempt = target.ids.attempt_id()  # its age limits the time of the copy
         copying = _Copying(source, target, published, attempt, progress)
         moved, tasks = copying.move(tasks)  # 2

@@ -21,6 +21,7 @@ from statemgr.errors import ConfigError, CorruptError, InvalidError, LayoutMisma
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.input_left import missing_input
 from statemgr.flows.opening.opening_checks import was_published_here
+from statemgr.flows.published import common_serdes
 from statemgr.flows.rollback import find_targets
 from statemgr.ids import source_topic, task_index, task_name
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -51,9 +52,10 @@ def look(
         ids: the checkpoints to copy: one that all tasks retain, or one for each task. Empty: the current ones.
 
     Raises: MissingState if a checkpoint is not retained; ConfigError, LayoutMismatch if the configuration does not
-        suit; InvalidError if the new job has state; RetryableError, AccessDenied.
+        suit; InvalidError if the new job has state, or the tasks have different serdes; RetryableError, AccessDenied.
     """
     chosen = _chosen(source, records, ids)  # 1
+    common_serdes(chosen.values())  # the new tasks share their labels
     _check_config(source, target, records, chosen)
     check_new(target, log, only_settled=True)  # 2
     catalogue = Catalogue(source.transfer)
@@ -149,8 +151,9 @@ def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[st
     """The same copies with other input offsets (source partition → offset): the input is in another cluster, where its
     topics may have other names. Then the offsets of topics that the new job does not read are left out.
 
-    Raises: InvalidError if no task has such an input, if a topic would have offsets of both clusters, if the new
-        cluster does not have them, or for a job on Spark; UnavailableError, AccessDenied.
+    Raises: InvalidError if no task has such an input, if a topic would have offsets of both clusters, if one topic of
+        another name has offsets and another one has none, if the new cluster does not have them, or for a job on Spark;
+        UnavailableError, AccessDenied.
     """
     for one in tasks:
         if one.checkpoint.batch is not None:
@@ -184,7 +187,13 @@ def beginning_at(target: Services, tasks: Sequence[TaskCopy], inputs: Mapping[st
             hint="give an offset for each partition: the old ones are those of another topic",
             source=missing[0],
         )
-    if topics - stay:  # a topic has another name
+    if renamed := sorted(str(topic) for topic in topics - stay):
+        if absent := sorted(set(target.config.inputs) - stay - topics):
+            raise InvalidError(
+                f"there are offsets for {_listed(renamed)}, but none for {absent[0]}: the new job would read all of it",
+                hint=f"give its offsets with `statemgr copy --input`, too; {absent[0]}-0=0 if it is to read all of it",
+                topic=absent[0],
+            )
         stay &= set(target.config.inputs)
     given = {task: {source: inputs[source] for source in sources & inputs.keys()} for task, sources in own.items()}
     moved = [_beginning_at(one, given[one.record.task], stay | topics) for one in tasks]

@@ -143,7 +143,7 @@ def _print(found: GarbageReport, kafka: str, *, written: bool) -> None:
         )
         say("differ too much: restart the job, whose owner then makes the backup again, and correct the clocks")
     elif found.missing:
-        say("nothing was deleted, because a blob is missing: `statemgr snapshots list` shows which state needs it")
+        say("nothing was deleted, because a blob is missing: `statemgr snapshots verify` shows which state needs it")
     elif not written:
         say("nothing was changed; add --write to delete the orphans")
 
@@ -153,7 +153,7 @@ def _print_layout(layout: RetiredReport, kafka: str) -> None:
     if layout.lost and not layout.collected:
         say(f"{name} has lost {layout.lost}: nothing repairs it, and its other blobs are left alone", style="red")
     if layout.collected:
-        say(f"{name} is collected: the next run deletes its blobs")
+        say(f"{name} is collected: the next run deletes its blobs, if it has any")
         if layout.changelogs:
             say("the job does not need its changelogs any more. This is the only run that names them. To delete them:")
         for topic in layout.changelogs:

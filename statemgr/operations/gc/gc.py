@@ -17,7 +17,7 @@ Steps of :func:`collect_garbage`:
    meanwhile: one that does not exist was deleted because a clock is wrong
 7. only on request: collect the layouts that a rescale replaced longer ago than the grace period, unless they keep a
    checkpoint: delete their records from the topic (:mod:`statemgr.operations.gc.layouts`). Their blobs were still
-   needed in steps 1 to 6; the next collection deletes them
+   needed in steps 1 to 6; the next collection deletes them. For a job without a blob store, this is the only step
 
 Why a commit that runs meanwhile is safe: a publish refers only to blobs that the checkpoint before it needs, and to
 blobs younger than half the shortest grace period (:mod:`statemgr.flows.committing.limits`), which are no orphans.
@@ -129,11 +129,13 @@ def collect_garbage(
         fix: remove the TTL of published blobs that would expire.
         allow_no_checkpoints: also delete the blobs of a job or task that has no checkpoint.
 
-    Raises: as ``find_needed_blobs``; ConfigError without a blob store; InvalidError for
-        too short a grace period, or a store that does not tell its time; UnavailableError and AccessDenied while
-        listing.
+    Raises: as ``find_needed_blobs``; ConfigError if a checkpoint names blobs, and no blob store is configured;
+        InvalidError for too short a grace period, or a store that does not tell its time; UnavailableError and
+        AccessDenied while listing.
     """
     grace_ms = chosen_grace_ms(services.config, grace_ms)
+    if services.config.blob_uri is None:
+        return _collect_layouts(services, log, grace_ms, delete=delete)
     cut_ms = _time_ms(services) - grace_ms  # 1
     report = GarbageReport(grace_ms=grace_ms)
     damaged: dict[int, str] = {}
@@ -176,6 +178,20 @@ def collect_garbage(
     # none is collected as long as a blob is missing
     before_ms = 0 if report.missing else cut_ms
     report.layouts = collect_old_layouts(services, log, before_ms, damaged, delete=delete)  # 7
+    return report
+
+
+def _collect_layouts(services: Services, log: CheckpointLog, grace_ms: int, *, delete: bool) -> GarbageReport:
+    """Step 7 alone, by this machine's clock: the job has changelogs alone. Raises: as :func:`collect_garbage`."""
+    current = log.read()
+    replaced = [log.read(generation=one.layout.generation) for one in log.retired()]
+    checkpoints = [one for records in (current, *replaced) for record in records.values() for one in record.checkpoints]
+    if any(one.names_blobs or any(made.blob for made in one.attachments) for one in checkpoints):
+        services.blobs()  # says that the configuration lacks the blob store
+    report = GarbageReport(grace_ms)
+    report.notes.append("blob.store.uri is not set: only the layouts that a rescale has replaced were looked at")
+    before_ms = services.clock.time_ns() // 1_000_000 - grace_ms if current else 0
+    report.layouts = collect_old_layouts(services, log, before_ms, {}, delete=delete)
     return report
 
 

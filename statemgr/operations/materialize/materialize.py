@@ -109,6 +109,8 @@ def materialize_store(
     check_possible(services)
     identity, config = services.identity(task, store), services.config
     record = _record(services, log, task)
+    if any(one.current.names_blobs for one in log.current().values()):
+        services.expect_blobs()
     reason = why_not(services, log, record, store, again=again)  # 1
     if reason is not None:
         return Materialized(task, store, False, str(record.current.checkpoint_id), reason)

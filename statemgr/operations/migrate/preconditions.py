@@ -12,7 +12,7 @@ from statemgr.config import JobConfig
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.errors import MissingError, PermissionNeeded, RetryableError, StatemgrError
 from statemgr.flows.opening.opening_checks import refuse_lost_checkpoint
-from statemgr.health.checks import Report, Status, check_blobs, check_brokers
+from statemgr.health.checks import Report, Status, blob_directory, check_blobs, check_brokers
 from statemgr.health.stages import StoreStatus, positions, survey
 from statemgr.health.verify_blobs import verify_blobs
 from statemgr.ids import task_index, task_name
@@ -281,15 +281,19 @@ def _rights(services: Services) -> Iterator[Precondition]:
 
 def _upload_seconds(services: Services, amount: int) -> float | None:
     """An estimate of the time of an upload, from a trial upload of 8 MiB. The job uploads in parallel, which is usually
-    faster."""
+    faster. None without a trial: in a directory that is missing or empty, it would hide from a job that its disk is not
+    mounted."""
     if services.config.get("blob.store.uri") is None:
         return None
+    directory = blob_directory(services.config)
     blob_id = f"{services.config.job_key}/_doctor/{services.ids.attempt_id()}"
     try:
+        if directory is not None and not (directory.exists() and os.listdir(directory)):
+            return None
         started = services.clock.monotonic()
         services.blobs().put(blob_id, os.urandom(_PROBE_SIZE), ttl_days=services.config.ttl_days)
         seconds = services.clock.monotonic() - started
         services.blobs().delete(blob_id)
-    except StatemgrError:
+    except (StatemgrError, OSError):
         return None  # the check of the rights says why
     return amount / _PROBE_SIZE * seconds

@@ -56,7 +56,7 @@ def rebuild(
     # a command is no part of the job: it serves no metrics, and the job's port may be taken
     quiet = JobConfig.from_mapping({k: v for k, v in config.to_mapping().items() if k != "metrics.port"})
     with StateManager(quiet, records[0].layout.partitioner, services=services) as manager:
-        if together and len(records) == config.tasks:  # otherwise a loop's tasks have gone back together
+        if together:
             _together(manager, config, services)
         else:
             _one_by_one(manager, config, records, progress)

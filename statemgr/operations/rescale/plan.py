@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import ConfigError, FencedError, InvalidError, MissingState
-from statemgr.flows.published import common_batch
+from statemgr.flows.published import common_batch, common_serdes
 from statemgr.flows.rollback import check_sources, find_targets
 from statemgr.ids import task_name
 from statemgr.model.checkpoint import (
@@ -28,7 +28,7 @@ from statemgr.model.keys.partitioners import is_by_input
 from statemgr.model.keys.processor_keys import RECORD
 
 #: The end of the name of a changelog that a rescale has made.
-_GENERATION = re.compile(r"-g\d+\Z")
+_GENERATION = re.compile(r"-g(\d+)\Z")
 #: Kafka's limit.
 _LONGEST_TOPIC = 249
 
@@ -48,8 +48,14 @@ def changelog_key(store: str) -> str:
 
 
 def topic_of_generation(store: str, topic: str, generation: int) -> str:
-    """A changelog that no layout has used: the name of another one with the new generation. Raises: ConfigError."""
-    name = f"{_GENERATION.sub('', topic)}-g{generation}"
+    """A changelog that no layout of the job has used: the name of another one with the new generation.
+
+    The new ending replaces that of an earlier layout. A later generation is part of the name: the configuration of
+    another job has brought it along, and the job may reach that generation itself. Raises: ConfigError.
+    """
+    found = _GENERATION.search(topic)
+    base = topic[: found.start()] if found is not None and int(found[1]) < generation else topic
+    name = f"{base}-g{generation}"
     if len(name) > _LONGEST_TOPIC:
         raise ConfigError(
             f"the name of the new changelog, {name}, is longer than {_LONGEST_TOPIC} characters",
@@ -60,17 +66,37 @@ def topic_of_generation(store: str, topic: str, generation: int) -> str:
 
 
 def changes_in_force(config: JobConfig, records: Mapping[str, CheckpointRecord]) -> Mapping[str, int | str]:
-    """Configuration key → its value in the current layout, if a rescale has changed it; empty if nothing differs."""
+    """Configuration key → its value in the current layout, if a rescale has changed it; empty if nothing differs.
+
+    Without a marker, nothing says which changelog a store would have. Then a name fits if the store has left this
+    changelog, or if it ends with the layout's generation. If one fits, the configuration is that of the layout, and the
+    names of the other stores are right: they may have been added since.
+    """
+    checkpoints = [record.current for record in records.values()]
     layout = next(iter(records.values())).layout
     changes: dict[str, int | str] = {"job.tasks": layout.tasks}
+    guesses: dict[str, int | str] = {}
+    fits = layout.generation <= 1
     for store, configured in config.stores.items():
-        markers = [record.current.marker(KAFKA_CHANGELOG, store) for record in records.values()]
-        used = next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
-        if used is None and layout.generation > 1 and configured.durable:
-            used = topic_of_generation(store, configured.changelog_topic, layout.generation)
-        if used is not None and used != configured.changelog_topic:
+        topic = configured.changelog_topic
+        used = _changelog_in(checkpoints, store)
+        if used == topic:
+            fits = True
+        elif used is not None:
             changes[changelog_key(store)] = used
+        elif configured.durable:
+            left = {marker.topic for one in checkpoints for marker in one.retired_changelogs.get(store, ())}
+            fits = fits or topic in left or topic.endswith(f"-g{layout.generation}")
+            guesses[changelog_key(store)] = topic_of_generation(store, topic, layout.generation)
+    if not fits:
+        changes |= guesses
     return {} if changes == {"job.tasks": config.tasks} else changes
+
+
+def _changelog_in(checkpoints: Iterable[Checkpoint], store: str) -> str | None:
+    """The changelog that a store has in some checkpoints."""
+    markers = [checkpoint.marker(KAFKA_CHANGELOG, store) for checkpoint in checkpoints]
+    return next((marker.topic for marker in markers if isinstance(marker, ChangelogMarker)), None)
 
 
 @dataclass(frozen=True)
@@ -139,8 +165,7 @@ class RescalePlan:
         return JobConfig.from_mapping(self.config.to_mapping(), self.changes)
 
     def _new_topic(self, store: str) -> str:
-        markers = [target.marker(KAFKA_CHANGELOG, store) for target in self.targets.values()]
-        used = next((m.topic for m in markers if isinstance(m, ChangelogMarker)), None)
+        used = _changelog_in(self.targets.values(), store)
         return topic_of_generation(store, used or self.config.stores[store].changelog_topic, self.after.generation)
 
     # --- what the new tasks begin with ------------------------------------------------------------------------
@@ -277,6 +302,7 @@ def plan_rescale(
             hint="start a job with another job.id and the new job.tasks; it reads its input from the beginning",
             job=config.job_name,
         )
+    common_serdes(targets.values())  # the new tasks share their labels
     for name, target in targets.items():
         check_sources(target, records[name].current.batch, name)
         if set(target.stores) != set(plan.stores):

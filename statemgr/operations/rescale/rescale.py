@@ -40,6 +40,7 @@ from statemgr.errors import (
 from statemgr.flows.committing.limits import check_young
 from statemgr.flows.committing.publish import age_in_store, publish_now
 from statemgr.flows.opening.open_job import JobTopics
+from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_serdes
 from statemgr.ids import attachment_blob, attempt_millis, source_topic, task_name
@@ -117,6 +118,8 @@ def rescale(
     plan = plan_rescale(services.config, log.read(), tasks, checkpoint_id)  # 1
     grouping = _grouping(services, plan)  # a processor's query never groups by other columns
     with _alone(services) as root, closing(workers.open_new(plan.new_config)) as new:
+        if any(record.current.names_blobs for record in plan.records.values()):
+            new.expect_blobs()  # also if the state comes from changelogs
         changelogs = _make_topics(new, plan, root)  # 2
         workshop = Workshop(services, new, root, workers.submit, workers.processes, progress, workers.elsewhere)
 
@@ -141,7 +144,7 @@ def rescale(
             owner.published = published = Published(dict.fromkeys(names), epoch, plan.after)
             published.sequence = newest_sequence(log, plan.records)
             published.along = (retiring(new, plan.before),)
-            published.serdes = common_serdes(plan.targets.values())
+            published.serdes = serdes_in_force(new, None) | common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, {}, plan.records)
             keep_blobs(services, plan.records)
             commits = [_with_own_record(new, replace(commit, epoch=epoch)) for commit in built.commits()]

@@ -95,6 +95,8 @@ def rescale_unit(order: str) -> str:
     """
     told = Order.from_json(order)
     with closing(open_services(told.plan.config)) as services, closing(open_services(told.new_config)) as new:
+        if any(record.current.names_blobs for record in told.plan.records.values()):
+            new.expect_blobs()
         root = services.scratch_file("rescale")
         try:
             with disk_errors(root):

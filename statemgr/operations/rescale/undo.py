@@ -22,6 +22,7 @@ from statemgr.errors import LayoutMismatch, MissingBlob, MissingState
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
+from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
@@ -166,7 +167,7 @@ def undo(
             old_keys = log.record_keys(plan.retired.layout.generation)
             deletes = ((key, None) for key in (*old_keys, plan.retired.key))
             published.along = (retiring(new, plan.before), *deletes)
-            published.serdes = common_serdes(plan.targets.values())
+            published.serdes = serdes_in_force(new, None) | common_serdes(plan.targets.values())
             owner.log = OfLayout(log, plan.after, plan.records, plan.current, brought_back)
             keep_blobs(new, plan.current)
 

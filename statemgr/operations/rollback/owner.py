@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from statemgr.errors import MissingState
+from statemgr.errors import MissingBlob, MissingState
 from statemgr.flows.committing.clean_up import taken_over
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, check_layout, look_at_published, read_published
+from statemgr.flows.opening.opening_checks import serdes_in_force
 from statemgr.flows.opening.repair import repeated_attachments
 from statemgr.flows.owner import Owner
 from statemgr.flows.published import Published, common_batch, common_serdes
@@ -108,16 +109,18 @@ def plan(services: Services, log: CheckpointLog, goal: Goal, *, check_blobs: boo
     To read an older checkpoint from a changelog, it asks for the broker's time: it creates a topic, and deletes it.
 
     Args:
-        check_blobs: whether to ask for every blob that the checkpoint needs.
+        check_blobs: whether to ask for every blob that the stores of the checkpoint need.
 
     Raises: MissingState if the checkpoint is not retained, or MissingState or CorruptError if its state cannot be
-        restored where that is needed; LayoutMismatch if ``job.tasks`` is another number;
-        PermissionNeeded if a task without a checkpoint had state; InvalidError, ConfigError; RetryableError,
-        AccessDenied.
+        restored where that is needed; MissingBlob if an attachment of it is gone; LayoutMismatch if ``job.tasks`` is
+        another number; PermissionNeeded if a task without a checkpoint had state; InvalidError, ConfigError;
+        RetryableError, AccessDenied.
     """
     tasks = _tasks(services, goal)
     records, _ = look_at_published(services, log, _layout(services, log), tasks, _ANY_STORES)
     rollbacks = _plans(services, {task: records[task] for task in tasks if task in records}, goal, {})
+    _labels_and_kept(services, rollbacks, goal)
+    _check_attachments(services, rollbacks, goal)
 
     def checked(one: Rollback) -> Rollback:
         damaged = find_damage(services, one.record.task, one.target) if check_blobs else {}
@@ -147,8 +150,7 @@ def roll_back(
             records = {task: of_task for task, of_task in published.records.items() if of_task is not None}
             rollbacks = _plans(services, records, goal, found.refill)
             published.records = {one.record.task: one.record for one in rollbacks}
-            published.serdes = common_serdes(rollback.target for rollback in rollbacks)
-            published.kept = {one.record.task: goal.kept(one.record) for one in rollbacks}
+            published.serdes, published.kept = _labels_and_kept(services, rollbacks, goal)
             attachments, batch = _output(rollbacks, alone=goal.task is not None)
             prepared = partial(_prepared, services, published, goal, attachments, progress)
             done = services.in_parallel("rollback", prepared, rollbacks)  # 2
@@ -176,7 +178,11 @@ def keep(
     if not retaining:
         return keep_in_layout(services, log, checkpoint_id, is_kept=is_kept)
     alone = retaining[0] if len(retaining) == 1 else None
-    published = roll_back(services, log, topics, _Keep((checkpoint_id,), alone, is_kept=is_kept))[1]
+    goal = _Keep((checkpoint_id,), alone, is_kept=is_kept)
+    if not is_kept and not any(checkpoint_id in records[task].kept for task in retaining):
+        return {task: records[task].kept for task in (records if alone is None else retaining)}
+    plan(services, log, goal, check_blobs=False)  # what it refuses is refused before the fence
+    published = roll_back(services, log, topics, goal)[1]
     return {task: checkpoint.kept for task, checkpoint in published.items()}
 
 
@@ -213,6 +219,41 @@ def _plans(
         plan_rollback(services, records[task], target, tail=tails.get(task, frozenset()))
         for task, target in goal.targets(records).items()
     ]
+
+
+def _labels_and_kept(
+    services: Services, rollbacks: Sequence[Rollback], goal: Goal
+) -> tuple[dict[str, tuple[str, str] | None], dict[str, tuple[str, ...]]]:
+    """Store → the labels of its serdes, and task → the checkpoints that it keeps, after the rollback.
+
+    Raises: InvalidError if the tasks' checkpoints have other serdes, or a task would keep too many checkpoints.
+    """
+    labels = serdes_in_force(services, None) | common_serdes(rollback.target for rollback in rollbacks)
+    return labels, {one.record.task: goal.kept(one.record) for one in rollbacks}
+
+
+def _check_attachments(services: Services, rollbacks: Sequence[Rollback], goal: Goal) -> None:
+    """Ask for the blobs of attachments that become current again.
+
+    Raises: MissingBlob if one is gone: nothing can make it again; RetryableError, AccessDenied.
+    """
+    needed = {}
+    for one in rollbacks:
+        checkpoint = _repeated(one, alone=goal.task is not None)
+        if checkpoint is not one.record.current:
+            blobs = [made.blob.blob_id for made in checkpoint.attachments if made.blob is not None]
+            needed.update(dict.fromkeys(blobs, (one.record.task, checkpoint.checkpoint_id)))
+    for blob_id, error in services.transfer().absent(sorted(needed)).items() if needed else ():
+        if not isinstance(error, MissingBlob):
+            raise error
+        task, checkpoint_id = needed[blob_id]
+        raise MissingBlob(
+            f"an attachment of checkpoint {checkpoint_id} is gone",
+            hint="choose another checkpoint: `statemgr checkpoints list` shows them",
+            job=services.config.job_name,
+            task=task,
+            blob=blob_id,
+        )
 
 
 def _prepared(

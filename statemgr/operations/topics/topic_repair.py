@@ -14,13 +14,17 @@ Steps of :func:`look`:
    tasks' newest records
 3. of a task that has lost records, leave out what was deleted, and the deletes. Otherwise a delete could be that of the
    newest record, which is refused
-4. say which tasks have lost their newest record, and where they are then
+4. if the newest layout has no task record left, the one before is current again: leave out the record that retires it,
+   and what else there is of the newest one
+5. say which tasks have lost their newest record, and where they are then; and which replaced layouts cannot come back
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from confluent_kafka import Message
 
@@ -47,6 +51,7 @@ _SHOWN = 40
 #: More publishes than a topic loses.
 _LOST = 1_000_000
 _OTHER = "choose another topic with `statemgr topics repair --to`"
+_CURRENT_AGAIN = "it retires a layout that is the current one again: the layout that replaced it is lost"
 #: Records that are no checkpoints: how to tell them by their keys, and how to decode them.
 _OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, codecs.Place], object]]] = (
     (is_permit, decode_permit),
@@ -58,8 +63,8 @@ _OTHERS: Sequence[tuple[Callable[[bytes], bool], Callable[[bytes, bytes | None, 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A record that is left out: its offset, its key as text, and what is wrong. ``then``: the checkpoint that its task
-    continues from, if the record may have been the task's newest; else None."""
+    """A record that is left out: its offset, its key as text, and what is wrong. ``then``: what the job loses with it,
+    such as the newest checkpoint of a task; None if it loses nothing."""
 
     offset: int
     key: str
@@ -77,15 +82,15 @@ class Repaired:
     tasks: int
 
     def refuse_older(self) -> None:
-        """Raises: PermissionNeeded if a task would continue at an older checkpoint."""
+        """Raises: PermissionNeeded if a task would continue at an older checkpoint, or a layout could not come back."""
         lost = [one.then for one in self.left_out if one.then is not None]
         if lost:
             raise PermissionNeeded(
-                f"{counted(len(lost), 'record')} that may be a task's newest would be left out: "
+                f"{counted(len(lost), 'record')} that the job may need would be left out: "
                 + "; ".join(dict.fromkeys(lost)),
                 hint="look for a copy first, for example on another replica; if there is none, add "
-                "`--allow-older-checkpoints`: the tasks process their input again from there, and produce its output "
-                "twice",
+                "`--allow-older-checkpoints`: tasks that go back process their input again from there, and produce its "
+                "output twice",
             )
 
 
@@ -181,13 +186,22 @@ def _sort(config: JobConfig, clock: Clock) -> tuple[Repaired, list[Message], _Ch
             bad.append((message, why))
     found = _Checkpoints(config, valid)
     lost = found.take_lost()  # 2
-    bad = sorted([*bad, *lost, *found.newest_deleted([*bad, *lost])], key=lambda one: offset_of(one[0]))
+    bad += [*lost, *found.newest_deleted([*bad, *lost])]
     damaged = {at for message, _ in bad if (at := found.track_of(message)) is not None}
-    valid = [message for message in valid if found.track_of(message) not in damaged or found.has(message)]  # 3
+    current_again = found.current_again(valid)
+
+    def stays(message: Message) -> bool:
+        at = found.track_of(message)
+        if at is None:
+            return message not in current_again
+        return not found.is_lost(at) and (at not in damaged or found.has(message))
+
+    valid = [message for message in valid if stays(message)]  # 3, 4
+    bad = sorted([*bad, *((message, _CURRENT_AGAIN) for message in current_again)], key=lambda one: offset_of(one[0]))
     found.forget_deletes(damaged)
     left_out = tuple(
         LeftOut(offset_of(message), found.name(message), why, found.then(message)) for message, why in bad
-    )  # 4
+    )  # 5
     return Repaired(len(valid), left_out, found.tasks(damaged)), valid, found
 
 
@@ -198,11 +212,14 @@ class _Checkpoints:
         self._config = config
         self._assembly = Assembly(config.job_name, config.job_id, config.checkpoint_topic)
         self._tracks: dict[TrackId, Track] = {}
+        #: of the layouts that a rescale has replaced
+        self._retired: set[int] = set()
         #: of the records with the highest sequence number that was deleted
         self._deletes: dict[TrackId, Message] = {}
         for message in valid:
             at, key = self.track_of(message), message.key()
             if at is None or key is None:
+                self._note_retired(message)
                 continue
             track = self._tracks.setdefault(at, Track(at, ()))
             if message.value() is None:
@@ -237,6 +254,21 @@ class _Checkpoints:
             if at.task and newest[at] < track.highest_deleted and (at.generation == current or newest[at] >= 0)
         ]
 
+    def current_again(self, valid: Iterable[Message]) -> list[Message]:
+        """The records that retire the current layout, or a later one: a garbage collection would delete all of it."""
+        retired = ((message, self._retired_by(message)) for message in valid if message.value() is not None)
+        return [message for message, generation in retired if generation is not None and generation >= self.current]
+
+    def is_lost(self, at: TrackId) -> bool:
+        """Whether a track belongs to a layout that has no task record left, and that hides the current one."""
+        return at.generation > self.current
+
+    @cached_property
+    def current(self) -> float:
+        """The newest generation with a task record that can be read; infinity if there is none."""
+        of_tasks = (at.generation for at, track in self._tracks.items() if at.task and track.messages)
+        return max(of_tasks, default=math.inf)
+
     def forget_deletes(self, tracks: Iterable[TrackId]) -> None:
         """Forget that records of these tracks were deleted."""
         for at in tracks:
@@ -268,15 +300,23 @@ class _Checkpoints:
         return f"{key.task or 'job record'}, layout {key.layout_generation}, {number}"
 
     def then(self, message: Message) -> str | None:
-        """Step 4. See :class:`LeftOut`."""
+        """Step 5. See :class:`LeftOut`."""
         data, at = message.key(), self.track_of(message)
         if at is None:
+            if data is not None and is_retired_layout(data):
+                return self._then_of_retired(message)
             of_this_kind = (
                 data is not None and data.startswith(MARK) and not any(is_kind(data) for is_kind, _ in _OTHERS)
             )
             return "an unknown task may go back" if of_this_kind else None
         if not at.task or (at.version == 1 and message.value() is None):
             return None
+        if self.is_lost(at):
+            tasks = self._tasks_in(self.current)
+            return (
+                f"the job goes back to the layout with {counted(tasks, 'task')}: `statemgr rescale --tasks {tasks} "
+                "--write` then changes the configuration"
+            )
         version_one = self._assembly.version_one(self._tracks.get(at._replace(version=1)))
         record = with_version_one(self._newest(at._replace(version=2)), version_one)
         if record is None:
@@ -300,6 +340,40 @@ class _Checkpoints:
         key = CheckpointKey(record.job_name, record.job_id, record.layout.generation, "", 2, sequence)
         publish = replace(publish_of(record.current), sequence=sequence)
         return codecs.encode_job(key, JobCheckpoint(record.layout, publish))
+
+    def _then_of_retired(self, message: Message) -> str | None:
+        generation = self._retired_by(message)
+        if generation is None or generation >= self.current or generation in self._retired:
+            return None
+        tasks = self._tasks_in(generation)
+        if not tasks:
+            return None
+        has = counted(tasks, "task")
+        return f"the replaced layout with {has} cannot come back, and `statemgr gc --write` deletes its blobs"
+
+    def _tasks_in(self, generation: float) -> int:
+        """The number of tasks in a layout; 0 if it has no checkpoint."""
+        tracks = [at for at in self._tracks if at.generation == generation and at.task and at.version != 1]
+        return max((record.layout.tasks for at in tracks if (record := self._newest(at)) is not None), default=0)
+
+    def _note_retired(self, message: Message) -> None:
+        generation = self._retired_by(message)
+        if generation is not None and message.value() is None:
+            self._retired.discard(generation)
+        elif generation is not None:
+            self._retired.add(generation)
+
+    def _retired_by(self, message: Message) -> int | None:
+        """The generation of the job's layout that a record retires, as its key says; None if it is another record."""
+        data = message.key()
+        if data is None or not is_retired_layout(data):
+            return None
+        try:
+            retired = decode_retired_layout(data, None, codecs.Place(self._config.checkpoint_topic, PARTITION, 0))
+        except CorruptError:
+            return None
+        is_own = (retired.job_name, retired.job_id) == (self._config.job_name, self._config.job_id)
+        return retired.layout.generation if is_own else None
 
     def _newest(self, at: TrackId) -> CheckpointRecord | None:
         track, jobs = self._tracks.get(at), self._jobs(at)

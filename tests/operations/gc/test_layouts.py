@@ -11,7 +11,10 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
+from statemgr.errors import ConfigError
+from statemgr.flows.replaced_layouts import find_layout
 from statemgr.ids import CheckpointId
+from statemgr.kafka.transactions.publisher import publish_alone
 from statemgr.model.checkpoint import ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.jobs.layouts import RetiredLayout
 from statemgr.operations.gc import layouts as of_layouts
@@ -37,16 +40,10 @@ def test_a_collection_names_the_changelogs_of_an_old_layout(servers: MemoryServe
     for number in range(2):
         commit(servers, config, f"Partition {number}")
 
-    def submit(work: Callable[..., T], *arguments: object) -> Future[T]:
-        with closing(servers.services(config)) as services, services.executors.pool("work", 1) as pool:
-            return pool.submit(work, services, *arguments)
-
     def changelogs(now: JobConfig, **options: bool) -> list[tuple[bool, tuple[str, ...]]]:
         return [(one.collected, one.changelogs) for one in collect(servers, now, **options).layouts]
 
-    with opened(servers, config) as (services, log):
-        done = rescale(services, log, 4, Workers(submit, 1, servers.services), no_progress, chosen="murmur2")
-    new = done.built.plan.new_config
+    new = rescaled(servers, config, 4)
     first, second = (one.stores["totals"].changelog_topic for one in (config, new))
     assert first != second
     assert changelogs(new, delete=True) == [(False, ())], "the job may go back to it"
@@ -56,6 +53,77 @@ def test_a_collection_names_the_changelogs_of_an_old_layout(servers: MemoryServe
     assert changelogs(config) == [(False, (second,))]
     assert changelogs(config, delete=True) == [(True, (second,))]
     assert changelogs(config, delete=True) == []
+
+
+def rescaled(servers: MemoryServers, config: JobConfig, tasks: int) -> JobConfig:
+    """Rescale the job. Returns: the configuration of the new layout."""
+
+    def submit(work: Callable[..., T], *arguments: object) -> Future[T]:
+        with closing(servers.services(config)) as services, services.executors.pool("work", 1) as pool:
+            return pool.submit(work, services, *arguments)
+
+    with opened(servers, config) as (services, log):
+        done = rescale(services, log, tasks, Workers(submit, 1, servers.services), no_progress, chosen="murmur2")
+    return done.built.plan.new_config
+
+
+def without_blobs(config: JobConfig) -> JobConfig:
+    """Return the job with changelogs alone."""
+    mapping = {key: value for key, value in config.to_mapping().items() if key != "blob.store.uri"}
+    alone = [KAFKA_CHANGELOG]
+    return JobConfig.from_mapping({**mapping, "task.backup.factories": alone, "task.restore.factories": alone})
+
+
+def test_layouts_of_a_job_without_a_blob_store(servers: MemoryServers) -> None:
+    """They are collected, too, when they are old enough, and the changelogs are named that nothing needs then."""
+    config = without_blobs(servers.on_disk(servers.config, "disk"))
+    for number in range(2):
+        commit(servers, config, f"Partition {number}")
+    new = rescaled(servers, config, 4)
+    servers.clock.advance(DAY_S - 60)
+    (young,) = collect(servers, new, delete=True).layouts
+    assert not young.collectable
+    servers.clock.advance(120)
+    (old,) = collect(servers, new).layouts
+    assert (old.collectable, old.collected) == (True, False)
+    report = collect(servers, new, delete=True)
+    assert "only the layouts" in report.notes[0]
+    (old,) = report.layouts
+    assert (old.collected, old.changelogs) == (True, (config.stores["totals"].changelog_topic,))
+    assert collect(servers, new, delete=True).layouts == []
+    with opened(servers, new) as (_, log):
+        assert len(log.read()) == 4
+
+
+def test_a_configuration_that_lacks_the_blob_store(servers: MemoryServers) -> None:
+    """Checkpoints name blobs, so something is wrong. Nothing is collected."""
+    config = servers.on_disk(servers.config, "disk")
+    for number in range(2):
+        commit(servers, config, f"Partition {number}")
+    new = rescaled(servers, config, 4)
+    servers.clock.advance(2 * DAY_S)
+    with pytest.raises(ConfigError, match=r"blob\.store\.uri"):
+        collect(servers, without_blobs(new), delete=True)
+    assert len(collect(servers, new).layouts) == 1
+
+
+def test_the_current_layout_is_never_collected(servers: MemoryServers) -> None:
+    """The topic says that the layout was replaced long ago: `topics repair` of an older version has lost the records of
+    the layout that replaced it, and not this one. No checkpoint and no blob goes."""
+    config = servers.on_disk(servers.config, "disk")
+    for number in range(2):
+        commit(servers, config, f"Partition {number}")
+    with opened(servers, config) as (_, log):
+        (layout,) = {record.layout for record in log.read().values()}
+    retired = RetiredLayout("orders", "1", layout, servers.now_ms)
+    publish_alone(config, servers.clock, "test", config.checkpoint_topic, [(retired.key, retired.value)])
+    servers.clock.advance(2 * DAY_S)
+    for _ in range(2):
+        report = collect(servers, config, delete=True)
+        assert (report.layouts, report.deleted.blobs) == ([], 0)
+        with opened(servers, config) as (_, log):
+            assert [*log.read()] == ["Partition 0", "Partition 1"]
+            assert find_layout(log, None) is None
 
 
 class Log:

@@ -1,13 +1,17 @@
-"""The preconditions of a stage, without servers."""
+"""The preconditions of a stage, without servers of Kafka."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from statemgr import JobConfig
 from statemgr.model.jobs.stages import Stage, Step, position_of
-from statemgr.operations.migrate.preconditions import newest_markers, settled
+from statemgr.operations.migrate.preconditions import _upload_seconds, newest_markers, settled
+from statemgr.wiring import open_services
 from tests import model_samples as sample
 
 
@@ -36,3 +40,20 @@ def test_a_step_forward_from_a_stage_that_the_configuration_has_left(configured:
     found = settled(Step(Stage.BLOBS_FIRST, Stage.BLOBS, written=configured is Stage.BLOBS), [position], True)
     assert found.met == (configured >= Stage.BLOBS_FIRST)
     assert found.met or f"asks for stage {configured.value}" in found.detail
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_no_trial_upload_into_a_directory_without_blobs(tmp_path: Path, *, is_there: bool) -> None:
+    """It would hide from the job that the disk is not mounted, or that the URI has a typing error."""
+    root = tmp_path / "blobs"
+    config = JobConfig.from_mapping(
+        {"job.name": "orders", "state.dir": str(tmp_path / "state"), "blob.store.uri": root.as_uri()}
+    )
+    if is_there:
+        root.mkdir()
+    with closing(open_services(config)) as services:
+        assert _upload_seconds(services, 1) is None
+        assert root.exists() == is_there
+        assert not is_there or not [*root.iterdir()]
+        (root / "another-job").mkdir(parents=True)
+        assert _upload_seconds(services, 1) is not None

@@ -227,6 +227,16 @@ def test_offsets_and_topics_of_the_new_layout() -> None:
         plan(4, 4)
 
 
+def test_tasks_with_different_serdes() -> None:
+    """The new tasks share one label. It is known before anything is built."""
+    found = plan(2, 3)
+    record = found.records["Partition 1"]
+    changed = replace(record.current, serdes={"totals": ("string v1", "string v1")})
+    records = {**found.records, record.task: replace(record, checkpoints=(changed,))}
+    with pytest.raises(InvalidError, match="written with different serdes"):
+        plan_rescale(found.config, records, 3, None)
+
+
 def test_an_order_for_another_machine() -> None:
     """An order has only what the unit's old tasks need. Another machine derives the same new layout from it."""
     found = plan(4, 6)

@@ -51,8 +51,8 @@ CONFIG: dict[str, object] = {
 class Job:
     """A job of one task that has committed one key."""
 
-    def __init__(self, servers: MemoryServers) -> None:
-        self.servers, self.config = servers, servers.on_disk(servers.config, "disk")
+    def __init__(self, servers: MemoryServers, config: JobConfig | None = None) -> None:
+        self.servers, self.config = servers, servers.on_disk(config or servers.config, "disk")
         with servers.manager(self.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
             task.store("totals").put(b"a", b"1")
             task.commit({"orders-0": 1})

@@ -28,6 +28,7 @@ from statemgr.kafka.clients import DEADLINE_S
 from statemgr.kafka.transactions.publisher import task_transactional_id
 from statemgr.local.machine import this_process
 from statemgr.model import codecs
+from statemgr.model.checkpoint import Layout
 from statemgr.model.checkpoint_records import JobCheckpoint, publish_of, task_part
 from tests.cli.test_running_job import write_toml
 from tests.jobs import job_mapping, with_changes
@@ -226,7 +227,10 @@ def test_a_thousand_tasks_that_are_published_together(kafka: KafkaServer, topic:
     make_topic(config, topic, 1)
     produce(config, topic, (4,))
     sources = {f"{topic}-{n}": 0 for n in range(1000)}
-    records = [a_record(config, 1, f"Partition {n}", input_offsets=sources) for n in range(1000)]
+    layout = Layout(0, 1000, "spark-hash(string)")
+    records = [
+        replace(a_record(config, 1, f"Partition {n}", input_offsets=sources), layout=layout) for n in range(1000)
+    ]
     publish, key = publish_of(records[0].current), records[0].key(records[0].current)
     sent = [codecs.encode_job(replace(key, task=""), JobCheckpoint(records[0].layout, publish))]
     sent += [codecs.encode_task(one.key(one.current), task_part(one.current, publish)) for one in records]
