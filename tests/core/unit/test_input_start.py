@@ -11,6 +11,9 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statemgr import JobConfig, JobReader, StateManager, Task
 from statemgr.errors import MissingState
+from statemgr.kafka.transactions.publisher import publish_alone
+from statemgr.local.machine import SystemClock
+from statemgr.model.jobs.permissions import Permissions, Permit
 from statemgr.testing.memory_clients import MemoryGroupConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
 from statemgr.testing.memory_log import failure
@@ -105,6 +108,20 @@ def test_a_topic_that_was_created_again_begins_at_its_first_offset(broker: Memor
     broker.create("in", 1)
     broker.append("in", 0, b"k", b"new")
     assert run(config, lambda seen: len(seen) == 1, allow_skipped_input=True) == ["in new"]
+
+
+@pytest.mark.parametrize("permission", ["allow_new_stores", "allow_empty_start"])
+def test_a_new_job_with_a_permission_begins_at_the_end(config: JobConfig, permission: str) -> None:
+    """The opening does not publish a checkpoint without offsets, which would lead to the first offset. The commit that
+    stores the end uses up the permission, too."""
+    with StateManager(config) as manager, manager.open_task("Partition 0", **{permission: True}):
+        assert offsets(config) == {}
+    permit = Permit("j", config.job_id, "Partition 0", "token", Permissions(**{permission: True}), 0)
+    publish_alone(config, SystemClock(), "permit", config.checkpoint_topic, [(permit.key, permit.value)])
+    assert run(config, lambda seen: offsets(config) == {"in-0": 3}, **{permission: True}) == []
+    with JobReader(config) as reader:
+        assert reader.records()
+        assert reader.permits() == ()
 
 
 def test_the_first_commit_follows_at_once(broker: MemoryBroker, config: JobConfig) -> None:
