@@ -18,6 +18,8 @@ from statemgr.ports import Clock
 log = logging.getLogger(__name__)
 #: Seconds between two lines in the log about the failed commits of a task.
 _LOG_S = 10.0
+#: Seconds until a commit that failed is repeated, if ``task.commit.ms`` is longer.
+_AGAIN_S = 5.0
 
 
 @dataclass
@@ -68,6 +70,8 @@ class AssignedTask:
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
+    #: When a commit that failed is due again.
+    _again_s: float = float("inf")
     #: Commits since the opening.
     _made: int = 0
     #: Failed commits that no line in the log has counted, and when the next line may come.
@@ -114,8 +118,11 @@ class AssignedTask:
 
     @property
     def commits_early(self) -> bool:
-        """Whether a commit should begin before ``task.commit.ms`` has passed, because much output waits for it."""
-        return self.task is not None and self.task.has_much_output and not self.committing
+        """Whether a commit should begin before ``task.commit.ms`` has passed, because much output waits for it, or to
+        repeat one that failed."""
+        if self.task is None or self.committing:
+            return False
+        return self.task.has_much_output or self.clock.monotonic() >= self._again_s
 
     @property
     def uncommitted(self) -> bool:
@@ -130,6 +137,7 @@ class AssignedTask:
         """
         if self.task is None:
             return
+        self._again_s = float("inf")
         if self._commit is not None:
             self.task.metrics.skipped()  # the next one covers it
         elif self.dirty and self.begun:
@@ -163,7 +171,7 @@ class AssignedTask:
         self.waits, self.retry_s, self.told = waits, None, ""
         self.dirty = self.held = self.announced = False
         self._made = 0
-        self.reopened, self._failing_since = self.reopened or not waits, None
+        self.reopened, self._failing_since, self._again_s = self.reopened or not waits, None, float("inf")
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than
@@ -228,6 +236,7 @@ class AssignedTask:
         may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
         if too_long or not may_pass:
             raise error
+        self._again_s = self.clock.monotonic() + _AGAIN_S
         self._log_repeat(task, error)
 
     def _log_repeat(self, task: Task, error: BaseException) -> None:

@@ -10,9 +10,10 @@ Steps of a turn, which takes one message, or with ``process_batch`` the messages
    partitions
 4. call the timers that are due
 5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, go past the ends of
-   transactions in the input, and start a commit for each task that has none in progress; if the local files of a task
-   are damaged or missing, open the task again, once, and go back to its checkpoint; if a part of its state is still in
-   the blob store and cannot be fetched, do that when it can
+   transactions in the input, and start a commit for each task that has none in progress; repeat a commit that has
+   failed, without waiting as long; if the local files of a task are damaged or missing, open the task again, once, and
+   go back to its checkpoint; if a part of its state is still in the blob store and cannot be fetched, do that when it
+   can
 6. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 

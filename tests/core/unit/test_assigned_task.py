@@ -22,6 +22,7 @@ class FailingTask:
     name = "Partition 0"
     start_offsets: ClassVar[dict[str, int]] = {}
     metrics = SimpleNamespace(begins_commit=nullcontext)
+    has_much_output = False
 
     def __init__(self, error: StatemgrError) -> None:
         self.error = error
@@ -53,6 +54,20 @@ def test_a_commit_that_cannot_begin_is_repeated() -> None:
     assert found.dirty, "what it should have carried is in the next one"
     found, task = owned(OutcomeUnknownError("not settled"), 0.0)
     with pytest.raises(OutcomeUnknownError):
+        found.start_commit()
+
+
+def test_a_failed_commit_does_not_wait_for_the_next_periodic_one() -> None:
+    """``task.commit.ms`` may be longer than the time for which a commit is repeated."""
+    found, _ = owned(UnavailableError("a broker restarts"), 60.0)
+    found.clock = clock = ManualClock()
+    for _ in range(12):
+        found.start_commit()
+        assert not found.commits_early
+        clock.sleep(5.0)
+        assert found.commits_early
+    clock.sleep(0.1)
+    with pytest.raises(UnavailableError):
         found.start_commit()
 
 

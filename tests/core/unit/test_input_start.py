@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statemgr import JobConfig, JobReader, StateManager, Task
-from statemgr.errors import MissingState
+from statemgr.consumer import assigned_task
+from statemgr.errors import MissingState, UnavailableError
 from statemgr.kafka.transactions.publisher import publish_alone
 from statemgr.local.machine import SystemClock
 from statemgr.model.jobs.permissions import Permissions, Permit
@@ -128,6 +130,23 @@ def test_the_first_commit_follows_at_once(broker: MemoryBroker, config: JobConfi
     """However long the time between commits is: a process that dies before it would leave out more."""
     slow = JobConfig.from_mapping(config.to_mapping(), {"task.commit.ms": 600_000})
     assert run(slow, lambda seen: offsets(config) == {"in-0": 3}) == []
+
+
+def test_the_first_commit_is_repeated_at_once(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, it does not wait for the next periodic commit."""
+    slow = JobConfig.from_mapping(config.to_mapping(), {"task.commit.ms": 600_000})
+    begin, failed = Task.commit_async, list[int]()
+
+    def once(self: Task, *arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise UnavailableError("a broker restarts")
+        return begin(self, *arguments, **options)
+
+    monkeypatch.setattr(Task, "commit_async", once)
+    monkeypatch.setattr(assigned_task, "_AGAIN_S", 0.1)
+    assert run(slow, lambda seen: offsets(config) == {"in-0": 3}) == []
+    assert failed
 
 
 def test_all_inputs_begin_at_their_end(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
