@@ -13,7 +13,7 @@ from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError,
 from statemgr.kafka.input_position import InputPosition
 from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.ports import Clock
+from statemgr.ports import Clock, TransactionOpen
 
 log = logging.getLogger(__name__)
 #: Seconds between two lines in the log about the failed commits of a task.
@@ -133,7 +133,7 @@ class AssignedTask:
         """Start a periodic commit if there is something to commit and no commit is in progress.
 
         Raises: the error of the last commit, if repeating it cannot help or if commits have failed for
-        ``task.commit.timeout.ms``.
+        ``task.commit.timeout.ms``. TransactionOpen is never raised: it ends when that transaction does.
         """
         if self.task is None:
             return
@@ -202,7 +202,7 @@ class AssignedTask:
         try:
             checkpoint = self._commit_proved(self.task)
         except (RetryableError, OutcomeUnknownError) as error:
-            if isinstance(error, LocalStateLost) or not again():
+            if isinstance(error, LocalStateLost | TransactionOpen) or not again():
                 raise
             self._log_repeat(self.task, error)
             checkpoint = self._commit_proved(self.task)
@@ -231,8 +231,11 @@ class AssignedTask:
                 position.prove()
 
     def _failed(self, task: Task, error: BaseException) -> None:
-        self._failing_since = self._failing_since or self._commit_started
-        too_long = self.clock.monotonic() - self._failing_since > self.commit_timeout_s
+        waits = isinstance(error, TransactionOpen)
+        since = self._failing_since or self._commit_started
+        # the end of the loop would not help: the next owner would commit what may be open there
+        self._failing_since = None if waits else since
+        too_long = not waits and self.clock.monotonic() - since > self.commit_timeout_s
         may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
         if too_long or not may_pass:
             raise error

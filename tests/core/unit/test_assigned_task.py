@@ -13,6 +13,7 @@ import pytest
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
+from statemgr.ports import TransactionOpen
 from tests.blob_faults import ManualClock
 
 
@@ -67,6 +68,21 @@ def test_a_failed_commit_does_not_wait_for_the_next_periodic_one() -> None:
         clock.sleep(5.0)
         assert found.commits_early
     clock.sleep(0.1)
+    with pytest.raises(UnavailableError):
+        found.start_commit()
+
+
+def test_a_transaction_of_other_software_ends_no_loop() -> None:
+    """It may be open for longer than commits are repeated. What fails after it has all of the time."""
+    found, task = owned(UnavailableError("a broker restarts"), 60.0)
+    found.clock = clock = ManualClock()
+    for error in (task.error, TransactionOpen("still open"), UnavailableError("a broker restarts")):
+        task.error = error
+        for _ in range(4 if isinstance(error, TransactionOpen) else 1):
+            found.start_commit()
+            clock.sleep(50.0)
+    found.start_commit()
+    clock.sleep(50.0)
     with pytest.raises(UnavailableError):
         found.start_commit()
 
