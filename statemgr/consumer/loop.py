@@ -120,7 +120,9 @@ class ConsumerLoop:
         self._instance = str(named) if named else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
-        self._health, self._watched_by = LoopHealth(services, self._tasks), manager.metrics.health
+        self._by_brokers = isinstance(consumer, GroupConsumer) and consumer.by_brokers
+        self._health = LoopHealth(services, self._tasks, by_brokers=self._by_brokers)
+        self._watched_by = manager.metrics.health
         self._to_pause: list[TopicPartition] = []
         #: Whether every polled message was processed.
         self._settled = True
@@ -344,12 +346,11 @@ class ConsumerLoop:
         """
         if len(owned.inputs) == len(self._topics):
             return True
-        waits = isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
-        if waits and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
+        if self._by_brokers and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
             return False
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
         missing = set(self._topics) - {position.place.topic for position in owned.inputs}
-        setting = "group.remote.assignor" if waits else "partition.assignment.strategy"
+        setting = "group.remote.assignor" if self._by_brokers else "partition.assignment.strategy"
         raise ConfigError(
             f"{task_name(owned.index)} was assigned without its partition of {', '.join(sorted(missing))}",
             hint=f"set {setting} of the consumer to range",
