@@ -130,7 +130,8 @@ class AssignedTask:
         return self.task is not None and self.begun and (self.dirty or self.committing)
 
     def start_commit(self) -> None:
-        """Start a periodic commit if there is something to commit and no commit is in progress.
+        """Start a periodic commit if there is something to commit and no commit is in progress. If a repair of the
+        backups is, the commit is due again at once, and the other tasks of the loop go on meanwhile.
 
         Raises: the error of the last commit, if repeating it cannot help or if commits have failed for
         ``task.commit.timeout.ms``. TransactionOpen is never raised: it ends when that transaction does.
@@ -140,6 +141,8 @@ class AssignedTask:
         self._again_s = float("inf")
         if self._commit is not None:
             self.task.metrics.skipped()  # the next one covers it
+        elif self.dirty and self.begun and not self.task.may_commit():
+            self._again_s = self.clock.monotonic()
         elif self.dirty and self.begun:
             self._commit_started = self.clock.monotonic()
             try:

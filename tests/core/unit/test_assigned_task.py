@@ -24,10 +24,15 @@ class FailingTask:
     start_offsets: ClassVar[dict[str, int]] = {}
     metrics = SimpleNamespace(begins_commit=nullcontext)
     has_much_output = False
+    repairs = False
 
     def __init__(self, error: StatemgrError) -> None:
         self.error = error
         self.begun = 0
+
+    def may_commit(self) -> bool:
+        """Return whether no repair is in progress."""
+        return not self.repairs
 
     def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
         """Raise the error."""
@@ -70,6 +75,19 @@ def test_a_failed_commit_does_not_wait_for_the_next_periodic_one() -> None:
     clock.sleep(0.1)
     with pytest.raises(UnavailableError):
         found.start_commit()
+
+
+def test_a_commit_does_not_wait_for_a_repair() -> None:
+    """The loop asks again in each turn, and processes the messages of other tasks meanwhile."""
+    found, task = owned(OutcomeUnknownError("not settled"), 60.0)
+    task.repairs = True
+    for _ in range(3):
+        found.start_commit()
+        assert found.commits_early
+    assert task.begun == 0
+    task.repairs = False
+    found.start_commit()
+    assert task.begun == 1
 
 
 def test_a_transaction_of_other_software_ends_no_loop() -> None:
