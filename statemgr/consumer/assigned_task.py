@@ -185,7 +185,7 @@ class AssignedTask:
         if self.task is None or not self.begun:
             return False
         age = self.task.pending_commit_seconds or 0.0
-        if age > self.commit_timeout_s:
+        if age and self.clock.monotonic() - self._commit_started > self.commit_timeout_s:
             raise UnavailableError(
                 f"a commit did not end within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
@@ -194,6 +194,13 @@ class AssignedTask:
         held = age > self.max_delay_s or self.task.has_much_output
         self.task.metrics.hold(held)
         return held
+
+    def suspended(self, seconds: float) -> None:
+        """This process was suspended: no time has passed for commits, and the one in progress fails by itself if its
+        transaction has timed out."""
+        self._commit_started += seconds
+        if self._failing_since is not None:
+            self._failing_since += seconds
 
     def commit_and_wait(self, again: Callable[[], bool]) -> Checkpoint | None:
         """Commit what is not committed. A commit that may succeed later is tried once more if ``again`` says so.

@@ -66,6 +66,8 @@ _HURRY = 2 / 3
 #: Commits in progress from which no other one begins: a stop waits for all of them.
 _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
+#: Seconds after which a poll has returned, unless the process was suspended in it, or a rebalance took as long.
+_RETURNED_S = 5.0
 #: Most seconds in which a member leaves its group.
 _LEAVE_S = 1.0
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
@@ -237,9 +239,12 @@ class ConsumerLoop:
             self._consumer_error(error, event)
 
     def _poll(self, timeout_s: float) -> Message | None:
-        self._health.polled_s = self._now
+        self._health.polled_s = asked_s = self._now
         message = self._consumer.poll(timeout_s)
         self._now = self._clock.elapsed()
+        if self._now - asked_s > _RETURNED_S:
+            for owned in self._tasks:
+                owned.suspended(self._now - asked_s)
         if self._to_pause:
             self._pause_assigned()
         return message
@@ -293,7 +298,11 @@ class ConsumerLoop:
 
     def _check_refused(self, message: Message | None) -> None:
         """While nothing arrives: raises AccessDenied if the credentials are refused and no broker answers."""
-        if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
+        if self._errors is None or (refused := self._errors.refused()) is None:
+            return
+        if message is not None:
+            if message.error() is None:
+                self._errors.clear()  # a later outage has nothing to do with it
             return
         try:
             self._consumer.list_topics(self._topics[0], timeout=ANSWER_S)

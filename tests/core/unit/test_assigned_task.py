@@ -40,6 +40,26 @@ class FailingTask:
         raise self.error
 
 
+class SlowTask(FailingTask):
+    """A task with a commit in progress."""
+
+    metrics = SimpleNamespace(
+        begins_commit=nullcontext, hold=lambda held: None, log=SimpleNamespace(waits=lambda age: None)
+    )
+    pending_commit_seconds = 400.0
+
+    def __init__(self, error: StatemgrError) -> None:
+        super().__init__(error)
+        self.commit: Future[Any] = Future()
+
+    def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
+        """Return the commit."""
+        return self.commit
+
+    def forgive(self) -> None:
+        """Forget the error of the commit."""
+
+
 def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, FailingTask]:
     """Return a restored task with something to commit."""
     task = FailingTask(error)
@@ -88,6 +108,26 @@ def test_a_commit_does_not_wait_for_a_repair() -> None:
     task.repairs = False
     found.start_commit()
     assert task.begun == 1
+
+
+@pytest.mark.parametrize("suspended_s", [0, 395])
+def test_a_suspended_process_goes_on(suspended_s: float) -> None:
+    """J2.8: it was suspended with a commit in progress, for longer than commits may take. The commit fails by itself,
+    and is repeated. A commit that takes as long ends the loop."""
+    found, _ = owned(UnavailableError("the transaction was open for 400 s"), 60.0)
+    task = SlowTask(UnavailableError("the transaction was open for 400 s"))
+    found.task, found.clock = task, clock = task, ManualClock()  # type: ignore[assignment]
+    found.start_commit()
+    clock.sleep(400)
+    if not suspended_s:
+        with pytest.raises(UnavailableError, match="did not end within"):
+            found.hold_back()
+        return
+    found.suspended(suspended_s)
+    assert found.hold_back()
+    task.commit.set_exception(task.error)
+    assert found.ended_commit() is None
+    assert found.dirty
 
 
 def test_a_transaction_of_other_software_ends_no_loop() -> None:
