@@ -122,7 +122,6 @@ class ConsumerLoop:
         self._instance = str(named) if named else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
-        self._by_brokers = isinstance(consumer, GroupConsumer) and consumer.by_brokers
         self._health = LoopHealth(services, self._tasks, by_brokers=self._by_brokers)
         self._watched_by = manager.metrics.health
         self._to_pause: list[TopicPartition] = []
@@ -145,6 +144,11 @@ class ConsumerLoop:
         self._ending = False
         self._hurry_at = float("inf")
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
+
+    @property
+    def _by_brokers(self) -> bool:
+        """Whether the brokers assign the partitions."""
+        return isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
 
     def stop(self, *why: Any) -> None:
         """Ask the loop to end after the current message or batch. Also a handler of signals."""

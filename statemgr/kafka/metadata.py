@@ -264,7 +264,7 @@ class TopicMetadata:
                 while (stable := self._end(topic, partition, only_settled=True)) < end:
                     if first is not None and stable > first:
                         break
-                    where = {"topic": topic, "partition": partition, "offset": stable}
+                    where: dict[str, str | int] = {"topic": topic, "partition": partition, "offset": stable}
                     self._pause(deadline, _still_open(where, is_own=stable == first, is_others=first is not None))
 
     def _end(self, topic: str, partition: int, *, only_settled: bool = False) -> int:

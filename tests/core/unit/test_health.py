@@ -205,6 +205,7 @@ def test_a_member_to_which_the_brokers_assign_nothing_is_ready() -> None:
             clock.sleep(30)
             assert not metrics.health.condition().is_ready
             clock.sleep(1)
+            health.polled_s = clock.elapsed()
             health.silent_s = lambda: 12.0
             assert not metrics.health.condition().is_ready
             health.silent_s = float
