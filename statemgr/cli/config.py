@@ -227,6 +227,12 @@ def _notes(config: JobConfig) -> list[str]:
     for store in config.stores.values():
         if not store.durable:
             notes.append(f"store {store.name} is not backed up: it is empty again when the machine is lost")
+        if store.durable and not store.restorable:
+            notes.append(
+                f"store {store.name} is backed up to {' + '.join(store.backup_factories)}, but only restored from "
+                f"{' + '.join(store.restore_factories)}: after its next commit, nothing can restore it"
+            )
+            continue
         notes += [
             f"store {store.name} may be restored from {factory}, but is not backed up there: "
             "keep this only during a migration"

@@ -42,6 +42,12 @@ class StoreConfig:
         """Whether any backend backs it up."""
         return bool(self.backup_factories)
 
+    @property
+    def restorable(self) -> bool:
+        """Whether restores can read what commits store. If not, they can still read what commits stored before a change
+        of the configuration."""
+        return not set(self.backup_factories).isdisjoint(self.restore_factories)
+
     @cached_property
     def serdes(self) -> tuple[str, str]:
         """The labels of its configured serdes, as a checkpoint records them."""

@@ -13,11 +13,13 @@ from statemgr.errors import LocalStateLost, OutcomeUnknownError, RetryableError,
 from statemgr.kafka.input_position import InputPosition
 from statemgr.logs import Event, tell
 from statemgr.model.checkpoint import Checkpoint
-from statemgr.ports import Clock
+from statemgr.ports import Clock, TransactionOpen
 
 log = logging.getLogger(__name__)
 #: Seconds between two lines in the log about the failed commits of a task.
 _LOG_S = 10.0
+#: Seconds until a commit that failed is repeated, if ``task.commit.ms`` is longer.
+_AGAIN_S = 5.0
 
 
 @dataclass
@@ -68,6 +70,8 @@ class AssignedTask:
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
     _failing_since: float | None = None
+    #: When a commit that failed is due again.
+    _again_s: float = float("inf")
     #: Commits since the opening.
     _made: int = 0
     #: Failed commits that no line in the log has counted, and when the next line may come.
@@ -114,8 +118,11 @@ class AssignedTask:
 
     @property
     def commits_early(self) -> bool:
-        """Whether a commit should begin before ``task.commit.ms`` has passed, because much output waits for it."""
-        return self.task is not None and self.task.has_much_output and not self.committing
+        """Whether a commit should begin before ``task.commit.ms`` has passed, because much output waits for it, or to
+        repeat one that failed."""
+        if self.task is None or self.committing:
+            return False
+        return self.task.has_much_output or self.clock.monotonic() >= self._again_s
 
     @property
     def uncommitted(self) -> bool:
@@ -123,15 +130,19 @@ class AssignedTask:
         return self.task is not None and self.begun and (self.dirty or self.committing)
 
     def start_commit(self) -> None:
-        """Start a periodic commit if there is something to commit and no commit is in progress.
+        """Start a periodic commit if there is something to commit and no commit is in progress. If a repair of the
+        backups is, the commit is due again at once, and the other tasks of the loop go on meanwhile.
 
         Raises: the error of the last commit, if repeating it cannot help or if commits have failed for
-        ``task.commit.timeout.ms``.
+        ``task.commit.timeout.ms``. TransactionOpen is never raised: it ends when that transaction does.
         """
         if self.task is None:
             return
+        self._again_s = float("inf")
         if self._commit is not None:
             self.task.metrics.skipped()  # the next one covers it
+        elif self.dirty and self.begun and not self.task.may_commit():
+            self._again_s = self.clock.monotonic()
         elif self.dirty and self.begun:
             self._commit_started = self.clock.monotonic()
             try:
@@ -163,7 +174,7 @@ class AssignedTask:
         self.waits, self.retry_s, self.told = waits, None, ""
         self.dirty = self.held = self.announced = False
         self._made = 0
-        self.reopened, self._failing_since = self.reopened or not waits, None
+        self.reopened, self._failing_since, self._again_s = self.reopened or not waits, None, float("inf")
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than
@@ -174,7 +185,7 @@ class AssignedTask:
         if self.task is None or not self.begun:
             return False
         age = self.task.pending_commit_seconds or 0.0
-        if age > self.commit_timeout_s:
+        if age and self.clock.monotonic() - self._commit_started > self.commit_timeout_s:
             raise UnavailableError(
                 f"a commit did not end within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
@@ -183,6 +194,13 @@ class AssignedTask:
         held = age > self.max_delay_s or self.task.has_much_output
         self.task.metrics.hold(held)
         return held
+
+    def suspended(self, seconds: float) -> None:
+        """This process was suspended: no time has passed for commits, and the one in progress fails by itself if its
+        transaction has timed out."""
+        self._commit_started += seconds
+        if self._failing_since is not None:
+            self._failing_since += seconds
 
     def commit_and_wait(self, again: Callable[[], bool]) -> Checkpoint | None:
         """Commit what is not committed. A commit that may succeed later is tried once more if ``again`` says so.
@@ -194,7 +212,7 @@ class AssignedTask:
         try:
             checkpoint = self._commit_proved(self.task)
         except (RetryableError, OutcomeUnknownError) as error:
-            if isinstance(error, LocalStateLost) or not again():
+            if isinstance(error, LocalStateLost | TransactionOpen) or not again():
                 raise
             self._log_repeat(self.task, error)
             checkpoint = self._commit_proved(self.task)
@@ -223,11 +241,15 @@ class AssignedTask:
                 position.prove()
 
     def _failed(self, task: Task, error: BaseException) -> None:
-        self._failing_since = self._failing_since or self._commit_started
-        too_long = self.clock.monotonic() - self._failing_since > self.commit_timeout_s
+        waits = isinstance(error, TransactionOpen)
+        since = self._failing_since or self._commit_started
+        # the end of the loop would not help: the next owner would commit what may be open there
+        self._failing_since = None if waits else since
+        too_long = not waits and self.clock.monotonic() - since > self.commit_timeout_s
         may_pass = isinstance(error, RetryableError | OutcomeUnknownError) and not isinstance(error, LocalStateLost)
         if too_long or not may_pass:
             raise error
+        self._again_s = self.clock.monotonic() + _AGAIN_S
         self._log_repeat(task, error)
 
     def _log_repeat(self, task: Task, error: BaseException) -> None:

@@ -10,9 +10,10 @@ Steps of a turn, which takes one message, or with ``process_batch`` the messages
    partitions
 4. call the timers that are due
 5. when a commit has ended, tell the consumer group; when ``task.commit.ms`` has passed, go past the ends of
-   transactions in the input, and start a commit for each task that has none in progress; if the local files of a task
-   are damaged or missing, open the task again, once, and go back to its checkpoint; if a part of its state is still in
-   the blob store and cannot be fetched, do that when it can
+   transactions in the input, and start a commit for each task that has none in progress; repeat a commit that has
+   failed, without waiting as long; if the local files of a task are damaged or missing, open the task again, once, and
+   go back to its checkpoint; if a part of its state is still in the blob store and cannot be fetched, do that when it
+   can
 6. back-pressure: pause the partitions of a task whose commit takes longer than ``task.commit.max.delay.ms``, and resume
    them when it ends
 
@@ -65,6 +66,8 @@ _HURRY = 2 / 3
 #: Commits in progress from which no other one begins: a stop waits for all of them.
 _COMMITS_AT_ONCE = 64
 _POLL_S = 0.1
+#: Seconds after which a poll has returned, unless the process was suspended in it, or a rebalance took as long.
+_RETURNED_S = 5.0
 #: Most seconds in which a member leaves its group.
 _LEAVE_S = 1.0
 #: Seconds between two looks at restores, commits and back-pressure while messages arrive.
@@ -119,7 +122,8 @@ class ConsumerLoop:
         self._instance = str(named) if named else None
         self._client_log = ClientLog(services.config.hider())
         self._story = LoopStory(services, self._tasks, manager.metrics)
-        self._health, self._watched_by = LoopHealth(services, self._tasks), manager.metrics.health
+        self._health = LoopHealth(services, self._tasks, by_brokers=self._by_brokers)
+        self._watched_by = manager.metrics.health
         self._to_pause: list[TopicPartition] = []
         #: Whether every polled message was processed.
         self._settled = True
@@ -140,6 +144,11 @@ class ConsumerLoop:
         self._ending = False
         self._hurry_at = float("inf")
         self._deadline: Worker[None] = Worker(services, "stop", f"job {self._config.job_name}", background=True)
+
+    @property
+    def _by_brokers(self) -> bool:
+        """Whether the brokers assign the partitions."""
+        return isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
 
     def stop(self, *why: Any) -> None:
         """Ask the loop to end after the current message or batch. Also a handler of signals."""
@@ -234,9 +243,12 @@ class ConsumerLoop:
             self._consumer_error(error, event)
 
     def _poll(self, timeout_s: float) -> Message | None:
-        self._health.polled_s = self._now
+        self._health.polled_s = asked_s = self._now
         message = self._consumer.poll(timeout_s)
         self._now = self._clock.elapsed()
+        if self._now - asked_s > _RETURNED_S:
+            for owned in self._tasks:
+                owned.suspended(self._now - asked_s)
         if self._to_pause:
             self._pause_assigned()
         return message
@@ -290,7 +302,11 @@ class ConsumerLoop:
 
     def _check_refused(self, message: Message | None) -> None:
         """While nothing arrives: raises AccessDenied if the credentials are refused and no broker answers."""
-        if self._errors is None or message is not None or (refused := self._errors.refused()) is None:
+        if self._errors is None or (refused := self._errors.refused()) is None:
+            return
+        if message is not None:
+            if message.error() is None:
+                self._errors.clear()  # a later outage has nothing to do with it
             return
         try:
             self._consumer.list_topics(self._topics[0], timeout=ANSWER_S)
@@ -343,12 +359,11 @@ class ConsumerLoop:
         """
         if len(owned.inputs) == len(self._topics):
             return True
-        waits = isinstance(self._consumer, GroupConsumer) and self._consumer.by_brokers
-        if waits and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
+        if self._by_brokers and self._clock.monotonic() - owned.assigned_s < DEADLINE_S:
             return False
         self._inputs.check(self._consumer, self._topics, self._published_tasks())
         missing = set(self._topics) - {position.place.topic for position in owned.inputs}
-        setting = "group.remote.assignor" if waits else "partition.assignment.strategy"
+        setting = "group.remote.assignor" if self._by_brokers else "partition.assignment.strategy"
         raise ConfigError(
             f"{task_name(owned.index)} was assigned without its partition of {', '.join(sorted(missing))}",
             hint=f"set {setting} of the consumer to range",

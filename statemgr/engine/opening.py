@@ -11,7 +11,8 @@ Steps of :meth:`TaskOpener.open`:
 6. restore and open every store
 7. adopt the first snapshots that ``statemgr materialize`` has offered
 8. publish the checkpoint again if the next commit would have to change something even without input: a backend to fill,
-   an input topic that was created again, or one-shot permissions to use up
+   an input topic that was created again, or one-shot permissions to use up. A task that begins at the end of its input
+   does not know its offsets yet, so its first commit uses them up
 9. from now on, repair damaged backups in the background
 
 An opening belongs to a caller who may lose the task meanwhile: ``still_owned`` says whether the caller still has it. A
@@ -158,7 +159,8 @@ class TaskOpener:
             metrics.measure(stores)
             metrics.watch(stores)
             coordinator.adopt_offers()  # 7
-            if found.refill[task] or inputs.recreated or permissions.names or published.permits:  # 8
+            changes = found.refill[task] or inputs.recreated or permissions.names or published.permits
+            if changes and not (checkpoint is None and services.config.starts_latest):  # 8
                 opened.commit(opened.start_offsets)
             undo.pop_all()
         return opened

@@ -31,6 +31,12 @@ class Turn:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._waiting = 0
+        self._asked = False
+
+    def ask(self) -> bool:
+        """Before a commit that must not wait: ask a repair in progress to give way. Returns: whether there is none."""
+        self._asked = self._lock.locked()
+        return not self._asked
 
     @contextmanager
     def commit(self) -> Iterator[None]:
@@ -39,6 +45,7 @@ class Turn:
             self._waiting += 1
         try:
             with self._lock:
+                self._asked = False
                 yield
         finally:
             with self._counting:
@@ -56,7 +63,7 @@ class Turn:
 
     def give_way(self) -> None:
         """Raises: GivesWay if a commit waits."""
-        if self._waiting:
+        if self._waiting or self._asked:
             raise GivesWay("a commit takes precedence")
 
 

@@ -353,6 +353,11 @@ class Task:
             with Flow("commit", self.name, self._services.config.job_key).here() as flow, self.metrics.begins_commit():
                 return self._begin(input_offsets, materialize, flow)
 
+    def may_commit(self) -> bool:
+        """Whether a commit can begin without waiting for a repair of the backups. If not, the repair is asked to give
+        way, but it may already wait for the brokers. Any repair also gives way to :meth:`commit_async`, which waits."""
+        return self._turn.ask()
+
     def _begin(self, input_offsets: Mapping[str, int], materialize: bool, flow: Flow) -> Future[Checkpoint]:
         """The part of a commit that the task waits for."""
         self._coordinator.settle()

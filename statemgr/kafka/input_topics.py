@@ -89,7 +89,8 @@ class InputTopics:
                 listed: ListedTopic = consumer.list_topics(topic, timeout=_SLICE_S).topics[topic]
                 return listed
             except KafkaException as error:
-                consumer.poll(0)  # serves what the client reports
+                if not consumer.assignment():  # otherwise this would drop a message, and the loop polls anyway
+                    consumer.poll(0)  # serves what the client reports
                 reported = consumer.errors if isinstance(consumer, GroupConsumer) else ClientErrors()
                 if reported.refused() is None:
                     with suppress(UnavailableError):

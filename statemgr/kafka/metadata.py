@@ -28,7 +28,7 @@ from statemgr.errors import MissingState, StatemgrError, UnavailableError
 from statemgr.kafka.clients import ANSWER_S, DEADLINE_S, REQUEST_S, admin, serve_after
 from statemgr.kafka.errors import MISSING, ClientErrors, may_pass, translate
 from statemgr.logs import Event, tell
-from statemgr.ports import Clock
+from statemgr.ports import Clock, TransactionOpen
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -244,25 +244,28 @@ class TopicMetadata:
         )
         return {(at.topic, at.partition): int(one.offset) for at, one in answers.items() if one.offset >= 0}
 
-    def await_stable(self, partitions: Iterable[tuple[str, int]], wait_s: float) -> None:
-        """Wait until every transaction that is open in a partition now has ended there, or the partition is gone.
+    def await_ended(self, written: Mapping[tuple[str, int], int | None], wait_s: float) -> None:
+        """Wait until a transaction that was aborted has ended in every partition, or the partition is gone.
 
-        Raises: UnavailableError if one is still open after ``wait_s`` seconds; AccessDenied.
+        The last stable offset is the first offset of an open transaction. So an aborted one has ended if it is beyond
+        the first of its records. If it is before that record, another transaction hides whether the aborted one has
+        ended.
+
+        Args:
+            written: partition → the offset of the first record there. None if it is not known: then all transactions
+                that are open there now have to end.
+
+        Raises: TransactionOpen if that is not clear after ``wait_s`` seconds; UnavailableError, AccessDenied.
         """
         deadline = self._clock.monotonic() + wait_s
-        for topic, partition in partitions:
+        for (topic, partition), first in written.items():
             with suppress(MissingState):
                 end = self._end(topic, partition)
                 while (stable := self._end(topic, partition, only_settled=True)) < end:
-                    late = UnavailableError(
-                        "an aborted transaction is still open: the next commit would also commit its records",
-                        hint="a broker may leave a transaction open while a partition has no leader (KAFKA-20734): "
-                        "find it with `kafka-transactions.sh find-hanging`, and end it with `abort`",
-                        topic=topic,
-                        partition=partition,
-                        offset=stable,
-                    )
-                    self._pause(deadline, late)
+                    if first is not None and stable > first:
+                        break
+                    where: dict[str, str | int] = {"topic": topic, "partition": partition, "offset": stable}
+                    self._pause(deadline, _still_open(where, is_own=stable == first, is_others=first is not None))
 
     def _end(self, topic: str, partition: int, *, only_settled: bool = False) -> int:
         return int(self._offsets_of(topic, partition, _STABLE if only_settled else _END)[0].offset)
@@ -406,6 +409,24 @@ class TopicMetadata:
         if now >= self._next_line:
             self._next_line = now + _LOG_S
             tell(log, Event.WAITING, "waiting for Kafka, for at most %.0f s more: %s", deadline - now, late.message)
+
+
+def _still_open(where: Mapping[str, str | int], *, is_own: bool, is_others: bool) -> TransactionOpen:
+    if is_own:
+        return TransactionOpen(
+            "an aborted transaction is still open: the next commit would also commit its records",
+            hint="a broker may leave a transaction open while a partition has no leader (KAFKA-20734): find it with "
+            "`kafka-transactions.sh find-hanging`, and end it with `abort`",
+            **where,
+        )
+    whose = "another producer's transaction" if is_others else "a transaction"
+    return TransactionOpen(
+        f"{whose} is open there, so it is not clear whether that of an aborted commit has ended: if not, the next "
+        "commit would also commit its records",
+        hint="commits go on when it ends; find its producer with `kafka-transactions.sh describe-producers`, and if "
+        "nobody will end it, end it with `abort`",
+        **where,
+    )
 
 
 def _topic_of(asked: object) -> str | None:

@@ -46,6 +46,7 @@ from statemgr.ports.kafka import (
     TopicBounds,
     TopicInfo,
     Transaction,
+    TransactionOpen,
 )
 from statemgr.ports.local import (
     Clock,
@@ -106,6 +107,7 @@ __all__ = [
     "TopicBounds",
     "TopicInfo",
     "Transaction",
+    "TransactionOpen",
     "UnfinishedUpload",
     "list_blobs",
     "no_progress",

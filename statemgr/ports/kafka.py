@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from statemgr.errors import RetryableError
+from statemgr.errors import RetryableError, UnavailableError
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.model.commit import Change
 from statemgr.model.jobs.adopted_job import AdoptedJob
@@ -111,6 +111,11 @@ class Transaction(Protocol):
 
 class IdForgotten(RetryableError):
     """The brokers had forgotten the transactional ID, because nobody used it for a long time. Nothing was published."""
+
+
+class TransactionOpen(UnavailableError):
+    """A transaction is open where an aborted one has written records, and the next one would commit these if it is the
+    same. It may belong to other software, and take as long as that takes. Nothing was published."""
 
 
 class Publisher(Protocol):

@@ -284,7 +284,8 @@ class MemoryGroupConsumer(MemoryConsumer, GroupConsumer):
 
     def assignment(self) -> list[TopicPartition]:
         with self._broker.changed:
-            is_member = self in self._broker.groups[self._group].members
+            group = self._broker.groups.get(self._group)
+            is_member = group is not None and self in group.members
             return [TopicPartition(*at) for at in self._positions] if is_member else []
 
     def poll(self, timeout: float = -1) -> Message | None:

@@ -426,6 +426,14 @@ def test_config_check_says_what_is_backed_up_where(run: Run) -> None:
     assert result.exit_code == 0
     assert "totals → kafka-changelog" in result.output
     assert "note: store scratch is not backed up" in result.output
+    result = run(
+        "config", "check", "--set", "task.restore.factories=blob-store", "--set", "blob.store.uri=file:///blobs"
+    )
+    assert result.exit_code == 0, "a step of a migration may need it"
+    assert (
+        "note: store totals is backed up to kafka-changelog, but only restored from blob-store: after its next commit, "
+        "nothing can restore it"
+    ) in result.output
 
 
 def test_config_check_resolves_references(run: Run) -> None:

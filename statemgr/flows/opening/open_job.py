@@ -22,7 +22,12 @@ from functools import reduce
 from statemgr.errors import LayoutMismatch, MissingError, PermissionNeeded
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.committing.limits import check_config
-from statemgr.flows.opening.opening_checks import check_changes, refuse_lost_checkpoint, refuse_lost_job
+from statemgr.flows.opening.opening_checks import (
+    check_changes,
+    refuse_lost_checkpoint,
+    refuse_lost_job,
+    refuse_unrestorable,
+)
 from statemgr.flows.owner import WAITING_AT_ONCE, Owner
 from statemgr.flows.published import Published
 from statemgr.kafka.topics import TopicAdmin, TopicProblem, changelog_topic_specs, checkpoint_topic_spec
@@ -153,7 +158,7 @@ def read_published(
         serdes_follow: whether the application may later choose other serdes than the configured ones.
         adopting: whether the caller is the adoption that tasks may be reserved for.
 
-    Raises: LayoutMismatch, PermissionNeeded, CorruptRecord, MissingState, UnavailableError.
+    Raises: LayoutMismatch, PermissionNeeded, ConfigError, CorruptRecord, MissingState, UnavailableError.
     """
     services, log = owner.services, owner.log
     as_of = moment(services.clock)
@@ -161,6 +166,8 @@ def read_published(
     found, permissions = look_at_published(
         services, log, layout, tasks, given, serdes_follow=serdes_follow, adopting=adopting
     )
+    if not adopting:
+        refuse_unrestorable(services, found.values())
     records = {task: found.get(task) for task in tasks}
     has_blobs = any(record.current.names_blobs for record in found.values())
     if has_blobs:

@@ -8,18 +8,19 @@ refuse an empty start without the one-shot permission:
 2. for a task without a record: a truncated topic, a published state of the task on this machine, a published blob under
    its prefix, or committed records in one of its changelogs
 
-A task with a checkpoint needs permission to add or remove a store and to change its serdes.
+A task with a checkpoint needs permission to add or remove a store and to change its serdes. A store that no checkpoint
+has yet needs a backend that both commits and restores use: otherwise the second opening would be refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import InvalidError, MissingBlob, MissingState, PermissionNeeded
+from statemgr.errors import ConfigError, InvalidError, MissingBlob, MissingState, PermissionNeeded
 from statemgr.ids import task_index, task_name, task_path, task_prefix
 from statemgr.local import durable
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -186,6 +187,22 @@ def check_changes(
         check_serdes(
             record.current, labels, allowed=permissions[task].allow_serde_change, job=config.job_name, task=task
         )
+
+
+def refuse_unrestorable(services: Services, found: Iterable[CheckpointRecord]) -> None:
+    """Raises: ConfigError for a store that none of the job's checkpoints has, and that nothing could restore after the
+    first commit. If one has it, the configuration may be that of a step of a migration."""
+    known = {store for record in found for store in record.current.stores}
+    for store in services.config.stores.values():
+        if store.durable and not store.restorable and store.name not in known:
+            own = f"stores.{store.name}.restore.factories"
+            raise ConfigError(
+                f"the store is backed up to {' and '.join(store.backup_factories)}, but only restored from "
+                f"{' and '.join(store.restore_factories)}: after the first commit, nothing could restore it",
+                hint="name one of the first in this key, or remove the key",
+                key=own if own in services.config.values else "task.restore.factories",
+                store=store.name,
+            )
 
 
 def serdes_in_force(services: Services, checkpoint: Checkpoint | None) -> dict[str, tuple[str, str] | None]:

@@ -135,7 +135,8 @@ class KafkaTransaction:
     """Implements :class:`statemgr.ports.Transaction`. The publisher makes it; it cannot be used after its block.
 
     Attributes:
-        written: topics and partitions that have, or may have, records of this transaction.
+        written: the topics and partitions that have, or may have, records of this transaction → the offset of the first
+            one; None if it is not known.
         refused: the topic and partition of the first record that a broker has refused.
         times: topic → the oldest and the newest timestamp that records were given (epoch milliseconds).
 
@@ -151,7 +152,7 @@ class KafkaTransaction:
         self._deadline = deadline
         self._errors = errors
         self._most_bytes = most_bytes
-        self.written: set[tuple[str, int]] = set()
+        self.written: dict[tuple[str, int], int | None] = {}
         self.refused: tuple[str, int | None] | None = None
         self.times: dict[str, tuple[int, int]] = {}
         #: The changes of each topic and partition, and the largest other record of each topic.
@@ -159,6 +160,8 @@ class KafkaTransaction:
         self._largest: dict[str, LargestRecord] = {}
         self._topics: set[str] = set()
         self._delivered: dict[tuple[str, int], Delivered] = {}
+        #: Where the fate of the first record is known.
+        self._reported: set[tuple[str, int]] = set()
         #: Records that were sent without a callback.
         self._uncounted: Counter[tuple[str, int]] = Counter()
         self._failed: KafkaError | None = None
@@ -179,7 +182,7 @@ class KafkaTransaction:
         options: dict[str, Any] = {"on_delivery": self._on_delivery}
         if partition is not None:
             options["partition"] = partition
-            self.written.add((topic, partition))
+            self.written.setdefault((topic, partition))
         if headers:
             options["headers"] = list(headers)
         if timestamp_ms is not None:
@@ -295,8 +298,10 @@ class KafkaTransaction:
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assert topic is not None
-        if partition is not None and partition >= 0:
-            self.written.add((topic, partition))  # also after an error: the record may have arrived
+        if partition is not None and partition >= 0 and (place := (topic, partition)) not in self._reported:
+            self._reported.add(place)
+            # after an error, the record may have arrived, too
+            self.written[place] = offset if error is None and offset is not None and offset >= 0 else None
         if error is not None:
             if error.code() not in AFTER_EFFECTS and self.refused is None:
                 self._failed, self.refused = error, (topic, partition)

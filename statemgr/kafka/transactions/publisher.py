@@ -5,7 +5,7 @@ It decides what each failure means for the transaction:
 - A failure before the commit request: the transaction is surely not published. The publisher aborts it and raises
   RetryableError. The next transaction waits until the aborted one has ended in every partition. Kafka 4.3.1 forgets a
   partition that has no leader during the abort (KAFKA-20734), and would commit the records that are open there together
-  with those of the next transaction.
+  with those of the next transaction. If another producer's transaction hides whether it has ended, both have to end.
 - No answer to the commit request: the outcome is unknown. The publisher asks the same producer again, which both learns
   the outcome and notices a newer owner. It makes a new producer with the ID only if the old one cannot be used any
   more.
@@ -95,9 +95,8 @@ class TransactionalPublisher:
         self._errors = ClientErrors()
         self._producer: TransactionalProducer | None = None
         self._state = _State.NEW
-        #: Partitions with records of the last transaction, until we know that it is committed.
-        self._written: set[tuple[str, int]] = set()
-        #: When the open transaction began, on the monotonic clock.
+        #: Partition → the first record of the last transaction there, until we know that it is committed.
+        self._written: dict[tuple[str, int], int | None] = {}
         #: When the open transaction began, in seconds: by the clock of the process, and by that of the wall.
         self._began: tuple[float, float] | None = None
         self._regained = False
@@ -152,7 +151,7 @@ class TransactionalPublisher:
             assert self._producer is not None
             try:
                 self._producer.commit(deadline)
-                self._state, self._written, self._began = _State.READY, set(), None
+                self._state, self._written, self._began = _State.READY, {}, None
             except KafkaException as error:
                 self._after_failed_commit(error)
                 if self._state is _State.UNKNOWN:
@@ -211,13 +210,13 @@ class TransactionalPublisher:
         return self._producer
 
     def _await_aborted(self, deadline: float) -> None:
-        """After an abort, wait until no partition has the transaction open. Raises: UnavailableError if one still
-        has."""
+        """After an abort, wait until no partition has the transaction open. It takes half of the time at most, so that
+        the commit does not count as one that hangs. Raises: TransactionOpen if one may still have it."""
         if not self._written:
             return
         with TopicMetadata(self._config, self._clock) as metadata:
-            metadata.await_stable(self._written, deadline - self._clock.monotonic())
-        self._written = set()
+            metadata.await_ended(self._written, (deadline - self._clock.monotonic()) / 2)
+        self._written = {}
 
     def _commit(self, current: TransactionalProducer, deadline: float, transaction: KafkaTransaction) -> None:
         was_late = self._timed_out()
@@ -243,7 +242,7 @@ class TransactionalPublisher:
                 transactional_id=self._id,
                 hint="settle it, then read the topic",
             ) from error
-        self._state, self._written, self._began = _State.READY, set(), None
+        self._state, self._written, self._began = _State.READY, {}, None
         self._errors.clear()
 
     def _after_failed_commit(self, error: KafkaException) -> None:

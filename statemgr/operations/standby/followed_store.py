@@ -65,6 +65,8 @@ class FollowedStore:
         self._store = store
         self._lock = threading.RLock()
         self._refreshed_s: float | None = None
+        #: Why the last refresh failed, if it did, and when it ended.
+        self._failed: tuple[StatemgrError, float] | None = None
         #: The layout of the copies.
         self._generation: int | None = None
         self._copies: dict[str, _Copy] = {}
@@ -84,7 +86,8 @@ class FollowedStore:
 
     def refresh(self, older_than_s: float = 0.0) -> None:
         """Bring the copy to the newest checkpoint of every task, unless that was done in the last ``older_than_s``
-        seconds.
+        seconds. If it has failed in these, this raises the same error, because a failure may take minutes: another call
+        for each task of a loop would make the loop miss ``max.poll.interval.ms``.
 
         Raises: MissingState (no checkpoint yet), MissingBlob, CorruptError, UnavailableError, AccessDenied, DiskFull.
             The copy then stays as it is for the tasks that failed, and for all of them if the job was rescaled: keys
@@ -94,14 +97,20 @@ class FollowedStore:
             now_s = self._services.clock.monotonic()
             if self._refreshed_s is not None and now_s - self._refreshed_s < older_than_s:
                 return
-            vanished = self._turn()
-            for _ in range(_TURNS):
-                if vanished is None:
-                    break
+            if self._failed is not None and now_s - self._failed[1] < older_than_s:
+                raise self._failed[0].with_traceback(None)
+            try:
                 vanished = self._turn()
-            if vanished is not None:
-                raise vanished
-            self._refreshed_s = now_s
+                for _ in range(_TURNS):
+                    if vanished is None:
+                        break
+                    vanished = self._turn()
+                if vanished is not None:
+                    raise vanished
+            except StatemgrError as error:
+                self._failed = error, self._services.clock.monotonic()
+                raise
+            self._refreshed_s, self._failed = now_s, None
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys, in their order; None for an absent key. A key belongs to one task, and is looked up in

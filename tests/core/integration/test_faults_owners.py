@@ -41,7 +41,7 @@ def commit(task: Task, number: int) -> Checkpoint:
 def aborted(config: JobConfig) -> None:
     """Wait until the brokers have aborted the open transaction of a suspended process."""
     with TopicMetadata(config, SystemClock()) as metadata:
-        metadata.await_stable([(config.stores["totals"].changelog_topic, 0)], 30.0)
+        metadata.await_ended({(config.stores["totals"].changelog_topic, 0): None}, 30.0)
 
 
 class Driver:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,6 +177,32 @@ def test_members_that_are_killed_and_suspended(
         assert process.terminate()[1] is None
     states = [contents(config, f"Partition {index}")[0] for index in range(tasks)]
     assert sum(int(value) for state in states for value in state["totals"].values()) == sent
+
+
+@pytest.mark.parametrize("settings", [{}, BY_BROKERS], ids=["classic", "consumer"])
+def test_a_member_without_tasks_is_ready(
+    kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """More processes than tasks: a rolling update waits until the one that gets none is ready, too."""
+    monkeypatch.setattr("statemgr.consumer.loop_health._NONE_S", 1.0)
+    topic, group, made = kafka.fresh_name("in"), kafka.fresh_name("group"), list[StateManager]()
+    make_topic(kafka, topic, 1)
+    config = JobConfig.from_mapping(job_mapping(kafka, tmp_path, **settings))
+    with ExitStack() as stack:
+        for number in range(2):
+            there = with_changes(config, state__dir=str(tmp_path / str(number)))
+            consumer = there.consumer(group)
+            stack.callback(consumer.close)
+            made.append(stack.enter_context(StateManager(there)))
+            loop = made[-1].loop(consumer, count, topics=[topic])
+            thread = threading.Thread(target=loop.run)
+            thread.start()
+            stack.callback(thread.join, 60)
+            stack.callback(loop.stop)
+            wait_until(lambda: made[-1].metrics.health.condition().is_ready)
+        # the brokers may move the task to the second member
+        wait_until(lambda: sorted(one.metrics.health.condition().open for one in made) == [0, 1])
+        wait_until(lambda: all(one.metrics.health.condition().is_ready for one in made))
 
 
 def test_settings_of_the_other_protocol_are_refused(kafka: KafkaServer, tmp_path: Path) -> None:

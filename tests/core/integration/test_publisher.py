@@ -312,9 +312,10 @@ def test_a_transaction_that_cannot_be_aborted_now_is_aborted_before_the_next(
     assert committed(config, topic) == [(b"after", b"v")]
 
 
-def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaServer) -> None:
+def test_nothing_begins_where_an_aborted_transaction_may_be_open(kafka: KafkaServer) -> None:
     """A partition that never saw the end of a transaction (KAFKA-20734) would commit its open records with the next
-    one. The publisher refuses to begin that one."""
+    one. The publisher refuses to begin that one while another producer's transaction hides the end, and does not take
+    that for its own."""
     config, topic, publisher = _ready(kafka, task__commit__timeout__ms=2000)
     other = _publisher(job(kafka))
     other.fence()
@@ -324,10 +325,23 @@ def test_nothing_begins_where_an_aborted_transaction_is_still_open(kafka: KafkaS
         transaction.flush()
         _abort(publisher, topic)
         for _ in range(2):
-            with pytest.raises(UnavailableError, match="still open") as refused:
+            with pytest.raises(UnavailableError, match="another producer's transaction is open") as refused:
                 _publish(publisher, topic, b"too early")
             assert refused.value.where == {"topic": topic, "partition": 0, "offset": 0}
     _publish(publisher, topic, b"after")
+    assert committed(config, topic) == [(b"open", b"v"), (b"after", b"v")]
+
+
+def test_a_transaction_that_began_after_an_aborted_one_hinders_nobody(kafka: KafkaServer) -> None:
+    """Others may write to an output topic. What is open behind the records of an aborted transaction is another one."""
+    config, topic, publisher = _ready(kafka)
+    other = _publisher(job(kafka))
+    other.fence()
+    _abort(publisher, topic)
+    with other.transaction() as transaction:
+        transaction.send_changes(topic, 0, [(b"open", b"v")])
+        transaction.flush()
+        _publish(publisher, topic, b"after")
     assert committed(config, topic) == [(b"open", b"v"), (b"after", b"v")]
 
 

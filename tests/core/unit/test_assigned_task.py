@@ -13,6 +13,7 @@ import pytest
 from statemgr.consumer.assigned_task import AssignedTask
 from statemgr.errors import DiskFull, OutcomeUnknownError, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
+from statemgr.ports import TransactionOpen
 from tests.blob_faults import ManualClock
 
 
@@ -22,15 +23,41 @@ class FailingTask:
     name = "Partition 0"
     start_offsets: ClassVar[dict[str, int]] = {}
     metrics = SimpleNamespace(begins_commit=nullcontext)
+    has_much_output = False
+    repairs = False
 
     def __init__(self, error: StatemgrError) -> None:
         self.error = error
         self.begun = 0
 
+    def may_commit(self) -> bool:
+        """Return whether no repair is in progress."""
+        return not self.repairs
+
     def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
         """Raise the error."""
         self.begun += 1
         raise self.error
+
+
+class SlowTask(FailingTask):
+    """A task with a commit in progress."""
+
+    metrics = SimpleNamespace(
+        begins_commit=nullcontext, hold=lambda held: None, log=SimpleNamespace(waits=lambda age: None)
+    )
+    pending_commit_seconds = 400.0
+
+    def __init__(self, error: StatemgrError) -> None:
+        super().__init__(error)
+        self.commit: Future[Any] = Future()
+
+    def commit_async(self, input_offsets: Mapping[str, int]) -> Future[Any]:
+        """Return the commit."""
+        return self.commit
+
+    def forgive(self) -> None:
+        """Forget the error of the commit."""
 
 
 def owned(error: StatemgrError, timeout_s: float) -> tuple[AssignedTask, FailingTask]:
@@ -53,6 +80,68 @@ def test_a_commit_that_cannot_begin_is_repeated() -> None:
     assert found.dirty, "what it should have carried is in the next one"
     found, task = owned(OutcomeUnknownError("not settled"), 0.0)
     with pytest.raises(OutcomeUnknownError):
+        found.start_commit()
+
+
+def test_a_failed_commit_does_not_wait_for_the_next_periodic_one() -> None:
+    """``task.commit.ms`` may be longer than the time for which a commit is repeated."""
+    found, _ = owned(UnavailableError("a broker restarts"), 60.0)
+    found.clock = clock = ManualClock()
+    for _ in range(12):
+        found.start_commit()
+        assert not found.commits_early
+        clock.sleep(5.0)
+        assert found.commits_early
+    clock.sleep(0.1)
+    with pytest.raises(UnavailableError):
+        found.start_commit()
+
+
+def test_a_commit_does_not_wait_for_a_repair() -> None:
+    """The loop asks again in each turn, and processes the messages of other tasks meanwhile."""
+    found, task = owned(OutcomeUnknownError("not settled"), 60.0)
+    task.repairs = True
+    for _ in range(3):
+        found.start_commit()
+        assert found.commits_early
+    assert task.begun == 0
+    task.repairs = False
+    found.start_commit()
+    assert task.begun == 1
+
+
+@pytest.mark.parametrize("suspended_s", [0, 395])
+def test_a_suspended_process_goes_on(suspended_s: float) -> None:
+    """J2.8: it was suspended with a commit in progress, for longer than commits may take. The commit fails by itself,
+    and is repeated. A commit that takes as long ends the loop."""
+    found, _ = owned(UnavailableError("the transaction was open for 400 s"), 60.0)
+    task = SlowTask(UnavailableError("the transaction was open for 400 s"))
+    found.task, found.clock = task, clock = task, ManualClock()  # type: ignore[assignment]
+    found.start_commit()
+    clock.sleep(400)
+    if not suspended_s:
+        with pytest.raises(UnavailableError, match="did not end within"):
+            found.hold_back()
+        return
+    found.suspended(suspended_s)
+    assert found.hold_back()
+    task.commit.set_exception(task.error)
+    assert found.ended_commit() is None
+    assert found.dirty
+
+
+def test_a_transaction_of_other_software_ends_no_loop() -> None:
+    """It may be open for longer than commits are repeated. What fails after it has all of the time."""
+    found, task = owned(UnavailableError("a broker restarts"), 60.0)
+    found.clock = clock = ManualClock()
+    for error in (task.error, TransactionOpen("still open"), UnavailableError("a broker restarts")):
+        task.error = error
+        for _ in range(4 if isinstance(error, TransactionOpen) else 1):
+            found.start_commit()
+            clock.sleep(50.0)
+    found.start_commit()
+    clock.sleep(50.0)
+    with pytest.raises(UnavailableError):
         found.start_commit()
 
 

@@ -170,7 +170,7 @@ def test_a_taken_port_is_an_error_with_a_hint() -> None:
     assert "free port" in str(refused.value.hint)
 
 
-def loop_health() -> tuple[LoopHealth, ManualClock, list[Any], Metrics]:
+def loop_health(*, by_brokers: bool = False) -> tuple[LoopHealth, ManualClock, list[Any], Metrics]:
     """Return a loop's health with a max.poll.interval.ms of one minute, its clock, its tasks and its metrics."""
     clock = ManualClock()
     config = JobConfig.from_mapping(
@@ -178,7 +178,7 @@ def loop_health() -> tuple[LoopHealth, ManualClock, list[Any], Metrics]:
     )
     tasks: list[Any] = []
     services: Any = SimpleNamespace(clock=clock, config=config)
-    return LoopHealth(services, tasks), clock, tasks, Metrics("orders", "orders/1", None, clock)
+    return LoopHealth(services, tasks, by_brokers=by_brokers), clock, tasks, Metrics("orders", "orders/1", None, clock)
 
 
 def test_a_loop_is_ready_when_its_tasks_are_open() -> None:
@@ -194,6 +194,22 @@ def test_a_loop_is_ready_when_its_tasks_are_open() -> None:
         assert metrics.health.condition() == Condition(open=2)
         health.lost()
         assert not metrics.health.condition().is_ready
+
+
+def test_a_member_to_which_the_brokers_assign_nothing_is_ready() -> None:
+    """The client does not say that an assignment is empty (KIP-848), so some time has to pass, with brokers."""
+    health, clock, _, metrics = loop_health(by_brokers=True)
+    with health.watched(metrics.health):
+        for told in (lambda: None, health.lost):
+            told()
+            clock.sleep(30)
+            assert not metrics.health.condition().is_ready
+            clock.sleep(1)
+            health.polled_s = clock.elapsed()
+            health.silent_s = lambda: 12.0
+            assert not metrics.health.condition().is_ready
+            health.silent_s = float
+            assert metrics.health.condition().is_ready
 
 
 def test_the_metric_counts_the_tasks_of_the_page() -> None:

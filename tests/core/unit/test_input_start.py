@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from statemgr import JobConfig, JobReader, StateManager, Task
-from statemgr.errors import MissingState
+from statemgr.consumer import assigned_task
+from statemgr.errors import MissingState, UnavailableError
+from statemgr.kafka.transactions.publisher import publish_alone
+from statemgr.local.machine import SystemClock
+from statemgr.model.jobs.permissions import Permissions, Permit
 from statemgr.testing.memory_clients import MemoryGroupConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
 from statemgr.testing.memory_log import failure
@@ -107,10 +112,41 @@ def test_a_topic_that_was_created_again_begins_at_its_first_offset(broker: Memor
     assert run(config, lambda seen: len(seen) == 1, allow_skipped_input=True) == ["in new"]
 
 
+@pytest.mark.parametrize("permission", ["allow_new_stores", "allow_empty_start"])
+def test_a_new_job_with_a_permission_begins_at_the_end(config: JobConfig, permission: str) -> None:
+    """The opening does not publish a checkpoint without offsets, which would lead to the first offset. The commit that
+    stores the end uses up the permission, too."""
+    with StateManager(config) as manager, manager.open_task("Partition 0", **{permission: True}):
+        assert offsets(config) == {}
+    permit = Permit("j", config.job_id, "Partition 0", "token", Permissions(**{permission: True}), 0)
+    publish_alone(config, SystemClock(), "permit", config.checkpoint_topic, [(permit.key, permit.value)])
+    assert run(config, lambda seen: offsets(config) == {"in-0": 3}, **{permission: True}) == []
+    with JobReader(config) as reader:
+        assert reader.records()
+        assert reader.permits() == ()
+
+
 def test_the_first_commit_follows_at_once(broker: MemoryBroker, config: JobConfig) -> None:
     """However long the time between commits is: a process that dies before it would leave out more."""
     slow = JobConfig.from_mapping(config.to_mapping(), {"task.commit.ms": 600_000})
     assert run(slow, lambda seen: offsets(config) == {"in-0": 3}) == []
+
+
+def test_the_first_commit_is_repeated_at_once(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it fails, it does not wait for the next periodic commit."""
+    slow = JobConfig.from_mapping(config.to_mapping(), {"task.commit.ms": 600_000})
+    begin, failed = Task.commit_async, list[int]()
+
+    def once(self: Task, *arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise UnavailableError("a broker restarts")
+        return begin(self, *arguments, **options)
+
+    monkeypatch.setattr(Task, "commit_async", once)
+    monkeypatch.setattr(assigned_task, "_AGAIN_S", 0.1)
+    assert run(slow, lambda seen: offsets(config) == {"in-0": 3}) == []
+    assert failed
 
 
 def test_all_inputs_begin_at_their_end(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:

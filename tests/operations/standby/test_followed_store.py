@@ -122,6 +122,38 @@ def test_a_topic_that_was_created_again(servers: MemoryServers) -> None:
         assert followed.checkpoints.keys() == {TASK}
 
 
+def test_a_refresh_that_fails_is_not_tried_for_each_task(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other job's blob store does not answer for two minutes. The timers of the other tasks of a loop get the same
+    error, without a request. Without ``older_than_s``, and when the time has passed, a refresh asks again."""
+    config, clock, turns = servers.on_disk(servers.config, "disk"), servers.clock, list[float]()
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
+
+    def fail(self: standby.Follower) -> None:
+        turns.append(clock.monotonic())
+        clock.advance(120)
+        raise UnavailableError("the blob store does not answer")
+
+    with FollowedStore(config, "totals", services=servers.services) as followed:
+        followed.refresh()
+        clock.advance(60)
+        with monkeypatch.context() as patched:
+            patched.setattr(standby.Follower, "turn", fail)
+            for asked, older_than_s in enumerate((30, 30, 30, 0, 30), 1):
+                with pytest.raises(UnavailableError, match="does not answer"):
+                    followed.refresh(older_than_s)
+                assert len(turns) == (1 if asked <= 3 else 2)
+            assert followed.get_many([b"a"]) == [b"1"]
+        with pytest.raises(UnavailableError):
+            followed.refresh(older_than_s=30)
+        clock.advance(30)
+        followed.refresh(older_than_s=30)
+        followed.refresh(older_than_s=30)
+
+
 class _Failing:
     """Opens services whose local directories of ``task`` fail with ``error`` when they are cloned."""
 
