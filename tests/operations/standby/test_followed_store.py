@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,6 +32,7 @@ from tests.commits import TASK, commit
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.operations.rescale.test_rescale import fill, keys_of, some_state
+from tests.operations.rescale.test_undo import Job
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.integration
@@ -120,6 +123,59 @@ def test_a_topic_that_was_created_again(servers: MemoryServers) -> None:
         followed.refresh()
         assert followed.get_many([b"0", b"1"]) == [b"new", None]
         assert followed.checkpoints.keys() == {TASK}
+
+
+def flip(directory: Path) -> None:
+    """Change a bit in each table below a directory. Size and time of the file stay, as on a disk that loses a bit."""
+    tables = [path for path in directory.rglob("*.sst") if path.parent.parent.name == "committed"]
+    assert tables
+    for table in tables:
+        before = table.stat()
+        table.chmod(0o600)
+        with table.open("r+b") as file:
+            file.seek(200)
+            byte = file.read(1)[0]
+            file.seek(200)
+            file.write(bytes([byte ^ 1]))
+        os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_damaged_file_is_fetched_again(servers: MemoryServers, restarted: bool) -> None:
+    """A bit flips in the copies of both tasks. The read that meets it has the right values, also in a new process."""
+    source = random.Random(1)
+    state = {b"key-%05d" % number: source.randbytes(100) for number in range(4000)}
+    with servers.manager(servers.on_disk(servers.config, "disk"), "kafka-partition") as manager:
+        for number in range(2):
+            with manager.open_task(task_name(number)) as task:
+                task.store("totals").put_many({key: state[key] for key in state if key[-1] % 2 == number})
+                task.commit({f"orders-{number}": 1})
+    reader = servers.on_disk(servers.config, "reader")
+    with FollowedStore(reader, "totals", services=servers.services) as followed:
+        followed.refresh()
+        flip(reader.state_dir)
+        if not restarted:
+            assert followed.get_many(list(state)) == list(state.values())
+    with FollowedStore(reader, "totals", services=servers.services) as followed:
+        assert followed.get_many(list(state)) == list(state.values())
+
+
+def test_a_rescale_that_was_undone_between_two_refreshes(servers: MemoryServers) -> None:
+    """The tasks have the checkpoints of the copies again, in a newer layout. The next commit of one task is there after
+    one refresh."""
+    config = servers.on_disk(servers.config, "disk")
+    job = Job(servers)
+    with servers.manager(job.config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
+        task.store("totals").put(b"b", b"1")
+        task.commit({"orders-1": 1})
+    with FollowedStore(config, "totals", services=servers.services) as followed:
+        followed.refresh()
+        job.undo(job.rescale(3))
+        with servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            task.store("totals").put(b"a", b"2")
+            task.commit({"orders-0": 2})
+        followed.refresh()
+        assert followed.get_many([b"a", b"b"]) == [b"2", b"1"]
 
 
 class _Failing:
