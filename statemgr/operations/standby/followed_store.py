@@ -24,8 +24,8 @@ from statemgr.wiring import open_services
 log = logging.getLogger(__name__)
 #: Directory below ``state.dir`` for copies. No job has a name that begins with a dot.
 _COPIES = ".copies"
-#: Turns until the directories of a turn are still there and whole when they are opened or read. Another process may have
-#: removed them, and a file may be damaged.
+#: Turns until the directories of a turn are still there and whole when they are opened or read: another process may
+#: have removed them, and a file may be damaged.
 _TURNS = 5
 
 
