@@ -264,8 +264,9 @@ class JobReader:
         end: bytes | None = None,
         size: int = 10_000,
     ) -> Generator[list[tuple[bytes, bytes]]]:
-        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. A store with a
-        TTL has those that had not expired at the time of the checkpoint.
+        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. Lists of large
+        items are shorter: they have about 16 MiB. A store with a TTL has those items that had not expired at the time
+        of the checkpoint.
 
         The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Needs
         Kafka only to restore from a changelog. Then it also reads the checkpoint topic, if ``record`` may be old.
