@@ -219,8 +219,9 @@ class JobReader:
         A store with a TTL has the entries that had not expired at the time of the checkpoint.
 
         Args:
-            whole: fetch everything first, because most of it will be read. Otherwise only those parts of a large store
-                in a blob store are fetched that something reads, when it does.
+            whole: fetch everything first, because most of it will be read, or because the store stays open for long.
+                Otherwise only those parts of a large store in a blob store are fetched that something reads, when it
+                does. A read raises MissingBlob if the job no longer retains the checkpoint and has deleted such a part.
 
         Raises: ConfigError for an unknown name; as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
