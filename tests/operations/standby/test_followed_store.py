@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from collections.abc import Sequence
@@ -9,14 +10,14 @@ from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.errors import ConfigError, DiskFull, MissingState, UnavailableError
+from statemgr.errors import ConfigError, DiskFull, MissingBlob, MissingState, UnavailableError
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
@@ -164,6 +165,34 @@ def test_a_rescale_that_was_undone_between_two_refreshes(servers: MemoryServers)
             task.commit({"orders-0": 2})
         followed.refresh()
         assert followed.get_many([b"a", b"b"]) == [b"2", b"1"]
+
+
+def test_a_job_that_deletes_checkpoints_faster_than_they_are_fetched(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is damaged, so a loop may go on with the values that it has."""
+    with (
+        servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager,
+        manager.open_task(TASK) as task,
+        FollowedStore(servers.on_disk(servers.config, "other"), "totals", services=servers.services) as followed,
+    ):
+        numbers = itertools.count(1)
+
+        def go_on() -> None:
+            task.store("totals").put(b"a", b"%d" % next(numbers))
+            task.commit({"orders-0": next(numbers)})
+
+        def restore(*_: Any) -> NoReturn:
+            go_on()
+            raise MissingBlob("the blob does not exist", blob="one")
+
+        go_on()
+        with monkeypatch.context() as patch:
+            patch.setattr(standby, "restore_store", restore)
+            with pytest.raises(UnavailableError, match=r"has deleted 5 checkpoints, each before .*blob=one"):
+                followed.refresh()
+        followed.refresh()
+        assert followed.get_many([b"a"]) == [b"11"]
 
 
 class _Failing:
