@@ -102,7 +102,7 @@ class BlobRestore(RestoreManager):
         identity = request.identity
         positions = ChainPositions(self._services, identity)
         try:
-            began, start = self._beginning(request, chain, way.snapshot, positions)  # 2
+            began, start = self._beginning(request, chain, way.snapshot, positions, broken)  # 2
         except (MissingError, CorruptError):
             broken.add_snapshot(way.snapshot.index)
             raise
@@ -133,7 +133,12 @@ class BlobRestore(RestoreManager):
         )
 
     def _beginning(
-        self, request: RestoreRequest, chain: SegmentChain, snapshot: ChainSnapshot, positions: ChainPositions
+        self,
+        request: RestoreRequest,
+        chain: SegmentChain,
+        snapshot: ChainSnapshot,
+        positions: ChainPositions,
+        broken: _Broken,
     ) -> tuple[Restored, int]:
         """Step 2. Returns: what was restored, and the sequence number of the first change that it lacks."""
         known = {snapshot.state_id: Position(snapshot.state_id, "", snapshot.end, "")}
@@ -143,7 +148,7 @@ class BlobRestore(RestoreManager):
         here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
         for directory in here:
             self._check_type(request.identity, directory.files)
-            self._clear(request, {})
+            self._clear(request, broken, {})
             if cloned(directory, request.staging):
                 positions.mark_compacted(directory.state_id, compacted=False)  # a compacted directory is used only once
                 reused = sum(size for size, _ in directory.files.values())
@@ -151,14 +156,15 @@ class BlobRestore(RestoreManager):
         index = self._catalogue.index(request.identity, snapshot.index)
         files = dict(index.root.walk())
         self._check_type(request.identity, files)
-        self._clear(request, {path: file.size for path, file in files.items() if file.parts})
+        self._clear(request, broken, {path: file.size for path, file in files.items() if file.parts})
         return fetch_snapshot(self._services.transfer(), index, snapshot.index, request), snapshot.end
 
     @staticmethod
-    def _clear(request: RestoreRequest, wanted: Mapping[str, int]) -> None:
+    def _clear(request: RestoreRequest, broken: _Broken, wanted: Mapping[str, int]) -> None:
         """Remove what another way has made, and the leftovers of earlier tries except the ``wanted`` files. A try that
         gets no further than its index removes nothing, because the snapshot may be gone and most of its files not."""
-        shutil.rmtree(request.staging, ignore_errors=True)
+        if broken.first is not None:
+            shutil.rmtree(request.staging, ignore_errors=True)
         fetched_tree.drop_others(request.leftovers, wanted)
 
     def _check_type(self, identity: StoreIdentity, files: Container[str]) -> None:

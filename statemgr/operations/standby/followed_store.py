@@ -188,7 +188,7 @@ class FollowedStore:
                     else:
                         of_new_layout[task] = self._opened(task, checkpoint, None)
                         if followed.generation != self._follower.generation:
-                            raise self._rescaled()
+                            raise MissingState("the job was rescaled in the meantime", job=self._config.job_name)
                 except CorruptFile as error:
                     self._distrust(task, error)
                     vanished = error
@@ -202,7 +202,6 @@ class FollowedStore:
                     of_new_layout, self._copies = self._copies, of_new_layout
                     self._generation = self._follower.generation
                     unopened.clear()
-                vanished = vanished or (self._rescaled() if unopened else None)
             elif self._generation == self._follower.generation:
                 for name in self._copies.keys() - self._follower.there:  # the topic was created again
                     self._discard(name, self._copies.pop(name))
@@ -221,9 +220,6 @@ class FollowedStore:
                 topic=self._config.checkpoint_topic,
             )
         return vanished
-
-    def _rescaled(self) -> MissingState:
-        return MissingState("the job was rescaled in the meantime", job=self._config.job_name)
 
     def _opened(self, task: str, checkpoint: Checkpoint, before: _Copy | None) -> _Copy:
         """``before``: the copy that this one replaces, if they may share what is open."""

@@ -33,7 +33,6 @@ from tests.core.integration.test_local_loss import flip
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.operations.rescale.test_rescale import fill, keys_of, some_state
-from tests.operations.rescale.test_undo import Job
 from tests.servers import KafkaServer
 
 pytestmark = pytest.mark.integration
@@ -147,24 +146,6 @@ def test_a_damaged_file_is_fetched_again(servers: MemoryServers, restarted: bool
             assert followed.get_many(list(state)) == list(state.values())
     with FollowedStore(reader, "totals", services=servers.services) as followed:
         assert followed.get_many(list(state)) == list(state.values())
-
-
-def test_a_rescale_that_was_undone_between_two_refreshes(servers: MemoryServers) -> None:
-    """The tasks have the checkpoints of the copies again, in a newer layout. The next commit of one task is there after
-    one refresh."""
-    config = servers.on_disk(servers.config, "disk")
-    job = Job(servers)
-    with servers.manager(job.config, "kafka-partition") as manager, manager.open_task("Partition 1") as task:
-        task.store("totals").put(b"d", b"1")
-        task.commit({"orders-1": 1})
-    with FollowedStore(config, "totals", services=servers.services) as followed:
-        followed.refresh()
-        job.undo(job.rescale(3))
-        with servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
-            task.store("totals").put(b"a", b"2")
-            task.commit({"orders-0": 2})
-        followed.refresh()
-        assert followed.get_many([b"a", b"d"]) == [b"2", b"1"]
 
 
 def test_a_job_that_deletes_checkpoints_faster_than_they_are_fetched(
