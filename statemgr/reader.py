@@ -219,8 +219,9 @@ class JobReader:
         A store with a TTL has the entries that had not expired at the time of the checkpoint.
 
         Args:
-            whole: fetch everything first, because most of it will be read. Otherwise only those parts of a large store
-                in a blob store are fetched that something reads, when it does.
+            whole: fetch everything first, because most of it will be read, or because the store stays open for long.
+                Otherwise only those parts of a large store in a blob store are fetched that something reads, when it
+                does. A read raises MissingBlob if the job no longer retains the checkpoint and has deleted such a part.
 
         Raises: ConfigError for an unknown name; as :meth:`restore`. So do reads of a store that is not here as a whole.
         """
@@ -264,8 +265,9 @@ class JobReader:
         end: bytes | None = None,
         size: int = 10_000,
     ) -> Generator[list[tuple[bytes, bytes]]]:
-        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. A store with a
-        TTL has those that had not expired at the time of the checkpoint.
+        """The items of a store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``. Lists of large
+        items are shorter: they have about 16 MiB. A store with a TTL has those items that had not expired at the time
+        of the checkpoint.
 
         The store is restored into a temporary directory, which is deleted when the generator ends or is closed. Needs
         Kafka only to restore from a changelog. Then it also reads the checkpoint topic, if ``record`` may be old.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,8 +29,8 @@ from statemgr.ids import task_name
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Rows of an Arrow batch.
-_ROWS = 10_000
+#: Rows of an Arrow batch, and the bytes of keys and values that fill one.
+_ROWS, _BYTES = 10_000, 16 * 1024 * 1024
 #: Without this setting, Spark refuses data sources that take filters.
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _CHECKPOINTS = (
@@ -224,7 +223,7 @@ class ChangesReader(DataSourceReader):
         schema, store = _arrow(source.schema()), source.config.stores[source.store]
         key, value = key_column(store), value_column(store)
         with JobReader(source.config) as reader, closing(reader.changes(partition.found, source.store)) as changes:
-            while part := list(islice(changes, _ROWS)):
+            for part in _parts(changes):
                 columns = [
                     pa.array([str(change.kind) for change in part], pa.string()),
                     key.decode([change.key for change in part]),
@@ -283,6 +282,19 @@ class CheckpointsReader(DataSourceReader):
             for one in partition.found.checkpoints
         ]
         yield pa.RecordBatch.from_pylist(rows, _arrow(self._schema))
+
+
+def _parts(changes: Iterable[Any]) -> Iterator[list[Any]]:
+    """Lists of changes, each for one Arrow batch."""
+    part, size = list[Any](), 0
+    for change in changes:
+        part.append(change)
+        size += len(change.key) + len(change.before or b"") + len(change.after or b"")
+        if len(part) == _ROWS or size >= _BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _arrow(schema: StructType) -> pa.Schema:

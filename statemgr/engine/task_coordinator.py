@@ -10,7 +10,7 @@ from functools import partial
 
 from statemgr.engine.coordinator import Coordinator
 from statemgr.engine.pending_commit import Output
-from statemgr.errors import FencedError, OutcomeUnknownError, StatemgrError
+from statemgr.errors import FencedError, LocalStateLost, OutcomeUnknownError, StatemgrError
 from statemgr.flows.committing.background_snapshots import BackgroundSnapshots
 from statemgr.flows.committing.commit import CommitBase, FrozenCommit, Refill
 from statemgr.flows.offers import prepare_adoption
@@ -185,4 +185,8 @@ class TaskCoordinator(Coordinator):
                 self.publish(repeated, prepared, lambda: prepared.input_topic_ids)
         except GivesWay:
             return False
+        except LocalStateLost as error:  # the open stores share files with the copy, and would make another of them
+            for store in {store for _, store in base.refill}:
+                self._stores[store].give_up(error)
+            raise
         return True

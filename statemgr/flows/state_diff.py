@@ -4,7 +4,7 @@ Steps of :func:`compare`:
 
 1. states with the same ID are equal, so nothing is read
 2. restore the older state into a scratch directory, and then the newer one into the same directory. The second restore
-   reuses files and segments that both states have, or continues the changelog where the first one stopped
+   reuses files and segments that both states have. A changelog is replayed from its beginning each time
 3. read both in key order, and yield the keys whose values differ
 
 Memory is bounded. The disk needs room for both states.

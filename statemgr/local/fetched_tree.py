@@ -50,6 +50,20 @@ def check_space(directory: Path, needed: int) -> None:
         )  # fmt: skip
 
 
+def drop_others(leftovers: Sequence[Path], wanted: Mapping[str, int]) -> None:
+    """Remove from what earlier tries left all but the ``wanted`` files: relative path → size. Otherwise each try of a
+    restore that never succeeds would leave more."""
+    for leftover in leftovers:
+        for directory, _, names in os.walk(leftover, topdown=False):
+            for name in names:
+                path = Path(directory, name)
+                with suppress(OSError):
+                    if path.lstat().st_size != wanted.get(path.relative_to(leftover).as_posix()):
+                        path.unlink()
+            with suppress(OSError):  # something is in it
+                os.rmdir(directory)
+
+
 def left_files(leftovers: Sequence[Path]) -> dict[str, tuple[Path, int]]:
     """Relative path → the file of that name that has the most on the disk, of those that earlier tries left, and its
     size. If they left a file under several paths, it keeps one."""

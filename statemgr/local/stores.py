@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from statemgr.local.memory import FILE, MemoryStore
 from statemgr.local.rocksdb.brief import BriefStore
 from statemgr.local.rocksdb.bulk import bulk_load
 from statemgr.local.rocksdb.options import BRIEF
-from statemgr.local.rocksdb.split import scan_in_batches
+from statemgr.local.rocksdb.split import in_batches, scan_in_batches
 from statemgr.local.rocksdb.store import RocksDbStore
 from statemgr.model.commit import Change
 from statemgr.ports import Items, LocalStore
@@ -80,7 +80,8 @@ def open_snapshot(kind: str, directory: Path, options: Mapping[str, object]) -> 
 def snapshot_batches(
     kind: str, directory: Path, options: Mapping[str, object], start: bytes | None, end: bytes | None, size: int
 ) -> Generator[list[tuple[bytes, bytes]]]:
-    """The items of a finished directory with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``.
+    """The items of a finished directory with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``, or of
+    about 16 MiB.
 
     Raises: as :func:`open_snapshot`.
     """
@@ -89,9 +90,7 @@ def snapshot_batches(
         return
     opened = open_snapshot(kind, directory, options)
     try:
-        items = opened.scan(start, end)
-        while batch := list(islice(items, size)):
-            yield batch
+        yield from in_batches(opened.scan(start, end), size)
     finally:
         opened.close()
 

@@ -193,18 +193,20 @@ class OpenStore:
         """The session that numbers its changes; None if no backend needs changes."""
         return self._buffer.session if self._buffer is not None else None
 
-    def give_up(self, error: CorruptFile | MissingFile) -> LocalStateLost:
+    def give_up(self, error: CorruptFile | MissingFile | LocalStateLost) -> LocalStateLost:
         """Declare the local files damaged or gone. From now on every commit fails, and the next opening of the store on
         this machine checks each file before using it. Returns: the error to raise."""
         with self._losing:
             if self.lost is None:
                 with suppress(StatemgrError):  # if all files are gone there is nothing to check
                     self.directories.distrust()
-                self.lost = LocalStateLost(
-                    f"the local files of the store are damaged or gone: {error.message}",
-                    hint="open the task again: its stores are restored, and it continues from its last checkpoint",
-                    **{**error.where, "task": self.identity.task, "store": self.identity.store},
-                )
+                if not isinstance(error, LocalStateLost):
+                    error = LocalStateLost(
+                        f"the local files of the store are damaged or gone: {error.message}",
+                        hint="open the task again: its stores are restored, and it continues from its last checkpoint",
+                        **{**error.where, "task": self.identity.task, "store": self.identity.store},
+                    )
+                self.lost = error
                 log.warning("%s", self.lost)
             return self.lost
 
@@ -317,7 +319,7 @@ class OpenStore:
         state_id = self.state_id
         if state_id is None or self.directories.find(state_id) is not None:
             return state_id is not None
-        if self.changed or not self.is_whole:
+        if self.changed or not self.is_whole or self.lost is not None:
             return False
         staging = self._staged(self.local.concurrent_checkpoint)
         try:

@@ -20,11 +20,12 @@ from spark_integration.processors.states import variable_prefix
 from spark_integration.processors.timers import BY_TIME
 from spark_integration.processors.values import value_serde
 from spark_integration.processors.variables import LIST, MAP, VALUE, Record, Variable
-from spark_integration.reading import bulk
+from spark_integration.reading import bulk, sources
 from spark_integration.reading.columns import arrow_type, key_column, value_column
 from spark_integration.reading.variables import TimerColumns, VariableColumns
 from statemgr import JobConfig
 from statemgr.errors import CorruptError
+from statemgr.flows.state_diff import KeyChange
 
 PLAIN = {
     "byte": [-128, 127, 0],
@@ -314,3 +315,12 @@ def test_keys_with_times_are_structs(name: str, key: object, kind: str) -> None:
     ]
     with pytest.raises(CorruptError):
         column.decode([b"plain"])
+
+
+def test_a_batch_of_large_changes_is_short() -> None:
+    """A Python worker has little memory, and Arrow's arrays end at 2 GiB."""
+    large = [KeyChange(b"%06d" % number, bytes(1_000_000), bytes(500_000)) for number in range(40)]
+    small = [KeyChange(b"%06d" % number, None, b"value") for number in range(15_000)]
+    parts = list(sources._parts(iter([*large, *small])))
+    assert [change for part in parts for change in part] == [*large, *small]
+    assert [len(part) for part in parts] == [12, 12, 12, 10_000, 5_004]

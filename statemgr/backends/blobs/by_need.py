@@ -30,9 +30,6 @@ from statemgr.phases import Phase
 from statemgr.ports import Clock, RestoreRequest, StoreIdentity, no_progress
 from statemgr.services import Services
 
-#: From this many tables, the most open files are this many times as many. Then RocksDB opens 16 of them with the store,
-#: and the others when something looks into them. Otherwise it reads the tails of all, holes or not.
-_MANY, _OPEN = 500, 4
 #: Keys of one call that are read at once.
 _READS_AT_ONCE = 16
 
@@ -75,9 +72,8 @@ def open_by_need(
     small = fetch_snapshot(services.transfer(), replace(index, root=others), way.snapshot.index, request)  # 2
     tables = PartialTables(services.transfer(), request, large, found_damage, owned=owned)
     identity.announce(Phase.OPEN)
-    options = {"max.open.files": _OPEN * len(large), **config.rocksdb} if len(large) >= _MANY else config.rocksdb
     store = PartialStore.open_partial(  # 3
-        request.staging, options, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
+        request.staging, config.rocksdb, tables.supply, lambda: services.executors.pool("by-need", _READS_AT_ONCE)
     )
     tables.is_open = True
     try:

@@ -33,6 +33,11 @@ from statemgr.transfer.transfer import Transfer
 
 #: Requests for a few chunks take about as long as each other.
 _FEW = 4
+#: The hint for those that read a state that a job may delete.
+_READERS = (
+    "if the job no longer retains the checkpoint, open the store again. To keep it open for long, fetch it as a whole "
+    "first (`JobReader.open_store` with whole=True), or keep the checkpoint: `statemgr checkpoints tag ID --keep`"
+)
 #: How often a part is fetched while reads by need write something else to it.
 _TRIES = 3
 
@@ -208,6 +213,8 @@ class PartialTables:
         except (CorruptBlob, MissingBlob) as error:
             self.is_damaged = True
             self._note_damage()
+            if not self._owned and isinstance(error, MissingBlob):
+                raise MissingBlob(error.message, hint=_READERS, **error.where) from error
             if not self._owned:
                 raise
             raise CorruptFile(

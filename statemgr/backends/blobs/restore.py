@@ -3,7 +3,8 @@
 Steps:
 
 1. get the segment chain (of this store, without gaps, nothing hostile in it), before anything local is changed
-2. begin with a local directory of an earlier state of the chain, or else fetch the snapshot
+2. begin with a local directory of an earlier state of the chain, or else fetch the snapshot. Of what earlier tries
+   left, remove what is of no use
 3. fetch the segments that this machine does not have, in parallel, and verify each one completely
 4. apply the changes that the beginning lacks, in order, to the store in the staging directory: tables are ingested
    whole and in groups, records are written
@@ -11,15 +12,15 @@ Steps:
 6. if a snapshot or a segment is missing or corrupt, start again at 2 with an older snapshot, or another segment with
    the same changes, from older retained chains of the same lineage. If there is none, raise the error
 
-Touches the staging directory, which must not exist and is left to the caller when a step fails, and the scratch
-directory.
+Touches the staging directory, which must not exist and is left to the caller when a step fails, what earlier tries
+left, and the scratch directory.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from statemgr.backends.blobs.by_need import StateByNeed, open_by_need
@@ -29,7 +30,7 @@ from statemgr.backends.blobs.local_notes import ChainPositions, Position
 from statemgr.backends.blobs.segment_cache import SegmentCache
 from statemgr.backends.blobs.tables import changes_of, replay
 from statemgr.errors import ConfigError, CorruptError, CorruptFile, MissingError, MissingFile
-from statemgr.local import cloned, open_store, type_of, unshare
+from statemgr.local import cloned, fetched_tree, open_store, type_of, unshare
 from statemgr.model.chain import ChainSegment, ChainSnapshot, SegmentChain, Way, another_way, own_way, segments_between
 from statemgr.model.checkpoint import BlobRef, Marker
 from statemgr.model.commit import Change
@@ -75,7 +76,6 @@ class BlobRestore(RestoreManager):
                 older = self._older(request)
             way = another_way(chain, older, broken.snapshots, broken.segments)  # 6
             broken.is_new = False
-            shutil.rmtree(request.staging, ignore_errors=True)
         assert broken.first is not None
         raise broken.first
 
@@ -102,7 +102,7 @@ class BlobRestore(RestoreManager):
         identity = request.identity
         positions = ChainPositions(self._services, identity)
         try:
-            began, start = self._beginning(request, chain, way.snapshot, positions)  # 2
+            began, start = self._beginning(request, chain, way.snapshot, positions, broken)  # 2
         except (MissingError, CorruptError):
             broken.add_snapshot(way.snapshot.index)
             raise
@@ -133,7 +133,12 @@ class BlobRestore(RestoreManager):
         )
 
     def _beginning(
-        self, request: RestoreRequest, chain: SegmentChain, snapshot: ChainSnapshot, positions: ChainPositions
+        self,
+        request: RestoreRequest,
+        chain: SegmentChain,
+        snapshot: ChainSnapshot,
+        positions: ChainPositions,
+        broken: _Broken,
     ) -> tuple[Restored, int]:
         """Step 2. Returns: what was restored, and the sequence number of the first change that it lacks."""
         known = {snapshot.state_id: Position(snapshot.state_id, "", snapshot.end, "")}
@@ -143,13 +148,24 @@ class BlobRestore(RestoreManager):
         here.sort(key=lambda found: (known[found.state_id].compacted, known[found.state_id].end), reverse=True)
         for directory in here:
             self._check_type(request.identity, directory.files)
+            self._clear(request, broken, {})
             if cloned(directory, request.staging):
                 positions.mark_compacted(directory.state_id, compacted=False)  # a compacted directory is used only once
                 reused = sum(size for size, _ in directory.files.values())
                 return Restored(directory.files, bytes_reused=reused), known[directory.state_id].end
         index = self._catalogue.index(request.identity, snapshot.index)
-        self._check_type(request.identity, dict(index.root.walk()))
+        files = dict(index.root.walk())
+        self._check_type(request.identity, files)
+        self._clear(request, broken, {path: file.size for path, file in files.items() if file.parts})
         return fetch_snapshot(self._services.transfer(), index, snapshot.index, request), snapshot.end
+
+    @staticmethod
+    def _clear(request: RestoreRequest, broken: _Broken, wanted: Mapping[str, int]) -> None:
+        """Remove what another way has made, and the leftovers of earlier tries except the ``wanted`` files. A try that
+        gets no further than its index removes nothing, because the snapshot may be gone and most of its files not."""
+        if broken.first is not None:
+            shutil.rmtree(request.staging, ignore_errors=True)
+        fetched_tree.drop_others(request.leftovers, wanted)
 
     def _check_type(self, identity: StoreIdentity, files: Container[str]) -> None:
         """Raises: ConfigError if the files are of another type of store than the configuration's."""

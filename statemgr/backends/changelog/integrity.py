@@ -227,21 +227,28 @@ def read_tail(
     if first and first[0].offset == newest:
         found_ms, first = first[0].timestamp_ms, first[1:]
     lost = None
-    if found_ms != marker.newest_ms and not (found_ms is None and _is_expired(changelog, marker)):
-        what = "another one" if found_ms is not None else "nothing"
-        lost = f"the newest record of the checkpoint is gone, and {what} is at its offset {newest}"
+    gone = "the newest record of the checkpoint is gone, and"
+    if found_ms is None:
+        doubt = _doubt(changelog, marker)
+        lost = None if doubt is None else f"{gone} nothing is at its offset {newest}{doubt}"
+    elif found_ms != marker.newest_ms:
+        lost = f"{gone} another one is at its offset {newest}"
     return lost, chain([first] if first else [], batches)
 
 
-def _is_expired(changelog: Changelog, marker: ChangelogMarker) -> bool:
-    """Whether compaction may have removed the newest record of a marker, because it is an old delete."""
+def _doubt(changelog: Changelog, marker: ChangelogMarker) -> str | None:
+    """None if compaction may have removed the newest record of a marker, because it is an old delete. Otherwise what to
+    add to a message."""
     if not marker.newest_deletes or marker.newest_ms is None:
-        return False
+        return ""
     keeps_ms = deletes_kept_ms(changelog.describe(marker.topic).config)
     try:
-        return changelog.time_ms() - (marker.newest_ms - _AHEAD_MS) >= keeps_ms
-    except (AccessDenied, InvalidError):
-        return False  # the broker does not tell its time
+        return None if changelog.time_ms() - (marker.newest_ms - _AHEAD_MS) >= keeps_ms else ""
+    except (AccessDenied, InvalidError) as error:
+        return (
+            f". It was a delete, which compaction removes when it is old, but the broker does not tell its time: "
+            f"{error.message}. Allow this user to create, write and delete topics that start with __statemgr_doctor_"
+        )
 
 
 def certain_ms(waited_ms: int) -> int:

@@ -77,7 +77,12 @@ class ChangelogRestore(RestoreManager):
             continued = self._continued(request, store, changelog, info, start)
             return continued or self.in_time(changelog, info, lambda: self._replayed(request, store, changelog, start))
 
-        return self.exactly(request.identity.task, marker, request.successor, replay)
+        try:
+            return self.exactly(request.identity.task, marker, request.successor, replay)
+        except BaseException:
+            with disk_errors(request.staging):
+                remove(request.staging)  # the next try could use nothing of it
+            raise
 
     def changes_between(
         self, identity: StoreIdentity, older: Marker, newer: Marker, as_of: Moment

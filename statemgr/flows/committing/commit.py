@@ -308,7 +308,7 @@ class WholeState:
     """The whole content of a store's finished directory as a change set, read during iteration."""
 
     def __init__(self, services: Services, store: OpenStore, made: FinishedDirectory) -> None:
-        self._services, self._directories, self._config, self._made = services, store.directories, store.config, made
+        self._services, self._store, self._made = services, store, made
 
     @property
     def count(self) -> int:
@@ -320,13 +320,16 @@ class WholeState:
         return sum(size for size, _ in self._made.files.values())
 
     def __iter__(self) -> Iterator[Change]:
-        live = self._directories.clone(self._made)
-        try:
-            store = self._services.open_store(self._config, live, True)
+        """Raises: LocalStateLost if a file is damaged. The next try then does not begin with the same directory."""
+        directories = self._store.directories
+        with self._store.local_files():
+            live = directories.clone(self._made)
             try:
-                items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
-                yield from items
+                store = self._services.open_store(self._store.config, live, True)
+                try:
+                    items: Iterable[tuple[bytes, bytes]] = store.scan(None, None)
+                    yield from items
+                finally:
+                    store.close()
             finally:
-                store.close()
-        finally:
-            self._directories.discard(live)
+                directories.discard(live)

@@ -9,8 +9,9 @@ Steps (the manager or the driver has already fenced other owners and read the to
 5. clone it into a private live directory, and open the store
 
 Nothing local changes before the plan is complete. If the state is missing, corrupt or unreachable in one factory, the
-next factory of the restore list is tried, and the reason is kept. A try that fails with another error, or whose process
-dies, leaves the files that it has fetched. The next try verifies them, uses the correct ones, and removes the rest.
+next factory of the restore list is tried, and the reason is kept. A try that fails, or whose process dies, leaves the
+files that it has fetched, unless local files are damaged, or another factory needs the space. The next try verifies
+them, uses the correct ones, and removes the rest.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Any
 
 from statemgr.errors import (
     ANOTHER_COPY,
+    CorruptBlob,
     CorruptError,
     CorruptFile,
+    MissingBlob,
     MissingError,
     MissingFile,
     MissingState,
@@ -409,7 +412,8 @@ class _Restore:
             return self._fetched(factory, marker)
 
     def _fetched(self, factory: str, marker: Marker) -> tuple[CommittedDirectory, Restored]:
-        """Steps 3 and 4. A failure leaves the fetched files to the next try, unless something is damaged or missing."""
+        """Steps 3 and 4. A failure leaves the fetched files to the next try. If the checkpoint was deleted while it was
+        fetched, the next checkpoint has most of its files, too."""
         plan, directories = self.plan, self._directories
         assert plan.state_id is not None
         request = self._request(factory, marker)
@@ -419,12 +423,16 @@ class _Restore:
             self._identity.announce(Phase.SWAP)
             adopted = directories.adopt(staging, plan.state_id, restored.files, self._as_of, restored.tables)
             return adopted, restored
-        except (CorruptError, MissingError):
-            directories.discard(staging)
+        except BaseException as error:
+            is_damage = isinstance(error, CorruptError | MissingError)
+            if is_damage and not (isinstance(error, CorruptBlob | MissingBlob) and self._is_last(factory)):
+                directories.discard(staging)
+            else:
+                directories.abandon(staging)
             raise
-        except BaseException:
-            directories.abandon(staging)
-            raise
+
+    def _is_last(self, factory: str) -> bool:
+        return factory == self.plan.candidates[-1][0]
 
     def _discard_leftovers(self) -> None:
         """Remove what earlier tries left: what is right in it was taken over."""

@@ -32,7 +32,8 @@ _BULK_BUFFERS = 3
 #: interrupt.
 BRIEF = "opened.briefly"
 #: Files in level 0 from which RocksDB delays and stops writes. A restore may leave 80 (statemgr.backends.blobs.tables);
-#: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction.
+#: with RocksDB's own limits of 20 and 36 the first write would wait for their compaction. If a store compacts later,
+#: these limits are higher: otherwise writes would wait for a compaction that never begins.
 _LEVEL0_SLOWDOWN, _LEVEL0_STOP = 120, 160
 #: From this many files in level 0 when a store begins to compact, these limits are off until it has caught up: in
 #: rocksdict, a write that waits keeps all threads of Python from running.
@@ -40,17 +41,27 @@ MUCH_BEHIND = 64
 _LEVEL0_LIMITS = "level0_slowdown_writes_trigger", "level0_stop_writes_trigger"
 _PENDING_LIMITS = "soft_pending_compaction_bytes_limit", "hard_pending_compaction_bytes_limit"
 NO_LIMITS = {**dict.fromkeys(_LEVEL0_LIMITS, str(2**30)), **dict.fromkeys(_PENDING_LIMITS, "0")}
-#: Those of :func:`normal`. Those of bytes that wait for compaction are RocksDB's own.
-LIMITS = {
-    **dict(zip(_LEVEL0_LIMITS, (str(_LEVEL0_SLOWDOWN), str(_LEVEL0_STOP)), strict=True)),
-    **dict(zip(_PENDING_LIMITS, (str(64 * 2**30), str(256 * 2**30)), strict=True)),
-}
 #: Bytes that a memtable takes at a time. With RocksDB's own 1 MiB, 56 stores with a few changes each would use up the
 #: memtables of the default budget, and every write would flush.
 _ARENA_BLOCK = 64 * 1024
 #: Bytes from which RocksDB begins a new log, or a new manifest, which grows with the number of files. By default a log
 #: never ends, and a manifest, which each snapshot uploads, ends at 1 GiB.
 _LOG, _MANIFEST, _MANIFEST_FILE = 1024 * 1024, 2 * 1024 * 1024, 600
+
+
+def limits(options: Mapping[str, object]) -> dict[str, str]:
+    """The limits of :func:`normal`. Those of bytes that wait for compaction are RocksDB's own."""
+    slowdown, stop = _level0_limits({**ROCKSDB_DEFAULTS, **options})
+    return {
+        **dict(zip(_LEVEL0_LIMITS, (str(slowdown), str(stop)), strict=True)),
+        **dict(zip(_PENDING_LIMITS, (str(64 * 2**30), str(256 * 2**30)), strict=True)),
+    }
+
+
+def _level0_limits(value: Mapping[str, object]) -> tuple[int, int]:
+    room = _LEVEL0_STOP - _LEVEL0_SLOWDOWN
+    slowdown = max(_LEVEL0_SLOWDOWN, int(str(value["level0.compaction.trigger"])) + room)
+    return slowdown, slowdown + room
 
 
 def normal(options: Mapping[str, object], *, create: bool, files: int = 0) -> Options:
@@ -68,8 +79,9 @@ def normal(options: Mapping[str, object], *, create: bool, files: int = 0) -> Op
     made.set_max_write_buffer_number(integer("num.write.buffers"))
     made.set_target_file_size_base(integer("target.file.size.bytes"))
     made.set_level_zero_file_num_compaction_trigger(integer("level0.compaction.trigger"))
-    made.set_level_zero_slowdown_writes_trigger(_LEVEL0_SLOWDOWN)
-    made.set_level_zero_stop_writes_trigger(_LEVEL0_STOP)
+    slowdown, stop = _level0_limits(value)
+    made.set_level_zero_slowdown_writes_trigger(slowdown)
+    made.set_level_zero_stop_writes_trigger(stop)
     made.set_level_compaction_dynamic_level_bytes(True)
     made.set_disable_auto_compactions(_is_true(value.get(BRIEF, False)))
     made.set_max_manifest_file_size(max(_MANIFEST, files * _MANIFEST_FILE))

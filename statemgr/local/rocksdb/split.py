@@ -10,7 +10,7 @@ costs 0.4 µs, and a database can ingest a finished table as one file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from rocksdict import Options, ReadOptions, SstFileWriter
@@ -25,6 +25,9 @@ from statemgr.local.rocksdb.store import RocksDbStore
 Pair = tuple[bytes, bytes]
 #: Bytes that a scan reads from a file at a time. More is no faster.
 _READAHEAD = 256 * 1024
+#: Bytes of keys and values that fill a batch. They are counted after each piece: at most so many items, and about so
+#: many bytes if the items are as large as those before.
+_FULL, _PIECE, _PIECE_BYTES = 16 * 1024 * 1024, 32, 1024 * 1024
 #: Bytes of a table after which the next one begins.
 _TABLE_SIZE = 64 * 1024 * 1024
 #: Tables that are ingested together. RocksDB may put each of them into level 0.
@@ -36,7 +39,7 @@ _FILES = 64
 def scan_in_batches(
     directory: Path, options: Mapping[str, object], start: bytes | None, end: bytes | None, size: int
 ) -> Iterator[list[Pair]]:
-    """The items of a finished store with ``start`` ≤ key < ``end``, in key order, in lists of up to ``size``.
+    """The items of a finished store with ``start`` ≤ key < ``end``, in key order, :func:`in_batches` of up to ``size``.
 
     Raises: CorruptError.
     """
@@ -49,16 +52,16 @@ def scan_in_batches(
     try:
         with translated("cannot read the store", directory):
             items: Iterator[Pair] = database.items(from_key=start, read_opt=read_options)  # type: ignore[assignment]
-        last = start
+        last, batches = start, in_batches(items, size)
         while True:
             with translated("cannot read the store", directory):
-                batch = list(islice(items, size))
-            if not batch:
+                batch = next(batches, None)
+            if batch is None:
                 break
             last = batch[-1][0]
             yield batch
         with translated("cannot read the store", directory):
-            del items
+            del items, batches
             ended = database.iter(read_options)
             if last is None:
                 ended.seek_to_first()
@@ -72,6 +75,25 @@ def scan_in_batches(
             del ended
     finally:
         close_database(database, directory)
+
+
+def in_batches(items: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
+    """Lists of up to ``size`` items. Lists of large items are shorter: they have about 16 MiB."""
+    piece_size = 1
+    while True:
+        batch: list[Pair] = []
+        held = 0
+        while len(batch) < size and held < _FULL:
+            piece = list(islice(items, min(piece_size, size - len(batch))))
+            if not piece:
+                break
+            batch += piece
+            added = sum(map(len, chain.from_iterable(piece)))
+            held += added
+            piece_size = min(_PIECE, max(1, _PIECE_BYTES * len(piece) // (added or 1)))
+        if not batch:
+            return
+        yield batch
 
 
 class SortedTables:

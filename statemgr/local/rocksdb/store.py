@@ -319,7 +319,7 @@ class RocksDbStore:
     def _look_at_level0(self) -> None:
         """Set the limits of writes back when compaction has caught up."""
         if self._number(_LEVEL0_FILES) < rocksdb_options.MUCH_BEHIND:
-            self._db.set_options(rocksdb_options.LIMITS)
+            self._db.set_options(rocksdb_options.limits(self._values))
             self._is_behind = False
 
     @contextmanager

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from statemgr.config import JobConfig
-from statemgr.errors import MissingState, StatemgrError
+from statemgr.errors import CorruptFile, MissingFile, MissingState, StatemgrError
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local import open_snapshot
 from statemgr.model.checkpoint import Checkpoint
@@ -20,9 +21,11 @@ from statemgr.services import Services
 from statemgr.stores.expiry import as_published
 from statemgr.wiring import open_services
 
+log = logging.getLogger(__name__)
 #: Directory below ``state.dir`` for copies. No job has a name that begins with a dot.
 _COPIES = ".copies"
-#: Turns until the directories of a turn are still there when they are opened: another process may have removed them.
+#: Turns until the directories of a turn are still there and whole when they are opened or read: another process may
+#: have removed them, and a file may be damaged.
 _TURNS = 5
 
 
@@ -114,21 +117,43 @@ class FollowedStore:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys, in their order; None for an absent key. A key belongs to one task, and is looked up in
-        one task after the other until it is found. The first call refreshes. Raises: as :meth:`refresh`."""
+        one task after the other until it is found. The first call refreshes, and one that finds a damaged file fetches
+        it again. Raises: as :meth:`refresh`."""
         with self._lock:
-            if self._refreshed_s is None:
-                self.refresh()
-            found: list[bytes | None] = [None] * len(keys)
-            missing: Sequence[int] = range(len(keys))
-            for task, copy in self._copies.items():
-                if copy.local is None or not missing:
-                    continue
-                identity = self._services.identity(task, self._store)
-                there = as_published(copy.local, copy.checkpoint, identity)
-                for at, value in zip(missing, there.get_many([keys[at] for at in missing]), strict=True):
-                    found[at] = value
-                missing = [at for at in missing if found[at] is None]
-            return found
+            for _ in range(_TURNS):
+                if self._refreshed_s is None:
+                    self.refresh()
+                with suppress(CorruptFile, MissingFile):  # each turn fetches the copy of one task
+                    return self._look_up(keys)
+            self.refresh()
+            return self._look_up(keys)
+
+    def _look_up(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(keys)
+        missing: Sequence[int] = range(len(keys))
+        for task, copy in self._copies.items():
+            if copy.local is None or not missing:
+                continue
+            identity = self._services.identity(task, self._store)
+            there = as_published(copy.local, copy.checkpoint, identity)
+            try:
+                values = there.get_many([keys[at] for at in missing])
+            except (CorruptFile, MissingFile) as error:
+                self._distrust(task, error)
+                self._discard(task, self._copies.pop(task))
+                self._follower.forget(task)
+                self._refreshed_s = None  # until a refresh has succeeded, no call may miss the values of this task
+                raise
+            for at, value in zip(missing, values, strict=True):
+                found[at] = value
+            missing = [at for at in missing if found[at] is None]
+        return found
+
+    def _distrust(self, task: str, error: CorruptFile | MissingFile) -> None:
+        """From now on, every process on this machine checks the task's files before it uses them."""
+        log.warning("%s: the local copy of %s is damaged, and is fetched again: %s", task, self._store, error)
+        with suppress(StatemgrError):  # if all files are gone there is nothing to check
+            self._services.directories(task, self._store).distrust()
 
     def close(self) -> None:
         """Close the copies and every connection. What was fetched stays for the next process. Idempotent."""
@@ -143,13 +168,14 @@ class FollowedStore:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _turn(self) -> MissingState | None:
+    def _turn(self) -> MissingState | CorruptFile | None:
         """Follow every task. Copies of another layout replace all others at once, when all of them are open.
 
-        Returns: an error if a directory was removed meanwhile, or the job was rescaled: the next turn fetches again.
+        Returns: an error if a directory was removed meanwhile or is damaged, or the job was rescaled: the next turn
+        fetches again.
         Raises: as :meth:`refresh`.
         """
-        vanished: MissingState | None = None
+        vanished: MissingState | CorruptFile | None = None
         turn = self._follower.turn()
         if not self._copies:
             self._generation = self._follower.generation
@@ -172,6 +198,9 @@ class FollowedStore:
                         of_new_layout[task] = self._opened(task, checkpoint, None)
                         if followed.generation != self._follower.generation:
                             raise MissingState("the job was rescaled in the meantime", job=self._config.job_name)
+                except CorruptFile as error:
+                    self._distrust(task, error)
+                    vanished = error
                 except MissingState as error:
                     vanished = error
                 except StatemgrError as error:

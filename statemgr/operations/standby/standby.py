@@ -19,7 +19,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from statemgr.errors import ConfigError, MissingState, StatemgrError
+from statemgr.errors import ConfigError, MissingError, MissingState, StatemgrError, UnavailableError
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.restore import StoreRestore, restore_store
 from statemgr.flows.sweep import Sweep
@@ -165,6 +165,14 @@ class Follower:
             self._tidy(task, current)  # 5
             seconds = self._services.clock.monotonic() - started
             return Followed(task, current, tuple(stores), seconds, generation=record.layout.generation)
+        else:
+            if isinstance(failure, MissingError):
+                failure = UnavailableError(
+                    f"the job has deleted {_CHASES} checkpoints, each before all of it was fetched: {failure.message}",
+                    hint="the next try goes on with what was fetched. If it never ends, let the job retain more: raise "
+                    "task.checkpoint.retained",
+                    **{**failure.where, "task": task},
+                )
         return Followed(task, current, (), self._services.clock.monotonic() - started, failure)
 
     def _bring(self, task: str, record: CheckpointRecord, as_of: Moment) -> list[StoreRestore]:

@@ -103,7 +103,6 @@ def test_a_table_whose_foot_is_not_in_the_index(tmp_path: Path, monkeypatch: pyt
 def test_a_store_of_many_tables_opens_few_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RocksDB opens the others when a read looks into them."""
     monkeypatch.setattr(snapshots, "_FOOT", 0)
-    monkeypatch.setattr(by_need, "_MANY", 20)
     config, marker, state = publish(config_of(tmp_path, **ROCKSDB), large_state(2), tables=30)
     fetched: list[Any] = []
     fetch = partial_tables.PartialTables._fetch_tail
@@ -351,6 +350,7 @@ def test_a_blob_that_is_gone_is_named(published: tuple[JobConfig, Marker, State]
             with pytest.raises(MissingBlob) as caught:
                 dict(store.scan(None, None))
             assert caught.value.where["blob"] == file.parts[0].blob_id
+            assert "no longer retains the checkpoint, open the store again" in str(caught.value.hint)
             path.write_bytes(content)
             check(store, state)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from statemgr.errors import (
     AccessDenied,
     FencedError,
     InvalidError,
+    LocalStateLost,
     OutcomeUnknownError,
     RetryableError,
     UnavailableError,
@@ -39,6 +41,7 @@ from statemgr.services import Services
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
 from tests.commits import TASK, attempt, lose_acknowledgements
+from tests.core.integration.test_local_loss import flip, tables
 from tests.jobs import with_changes
 from tests.kafka_jobs import wait_until
 
@@ -443,6 +446,36 @@ def test_a_repair_of_a_changelog_gives_way(
                 assert not task.damage.pairs
         assert seen.count(Phase.COMMIT_TRANSACTION) == (0 if ends else 1)
         assert not manager.metrics.failures(), "nothing has failed"
+
+
+def test_a_repair_of_a_changelog_meets_a_damaged_local_file(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again with the state from the blob store. The task is opened again, because its files are damaged,
+    too."""
+    monkeypatch.setattr(worker, "FIRST_PAUSE_S", 0.001)
+    both = {"task__backup__factories": ["blob-store", "kafka-changelog"]}
+    config = servers.on_disk(with_changes(servers.config, task__restore__factories=["blob-store"], **both), "one")
+    source = random.Random(1)
+    state = {b"%05d" % number: source.randbytes(100) for number in range(2000)}
+    with servers.manager(config, "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        task.store("totals").put_many(state)
+        task.commit({"orders-0": 1})
+        for table in tables(config):
+            flip(table)
+        task.damage.found("kafka-changelog", "totals", "told to")
+        wait_until(lambda: not task.damage.pairs)
+        task.store("totals").put(b"k", b"1")
+        with pytest.raises(LocalStateLost):
+            task.commit({"orders-0": 2})
+        task.close()
+        with manager.open_task(TASK) as again:
+            assert dict(again.store("totals").range()) == state
+    servers.lose_disk()
+    config = with_changes(config, task__restore__factories=["kafka-changelog"])
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        assert dict(task.store("totals").range()) == state
 
 
 @pytest.fixture

@@ -327,15 +327,19 @@ def test_compaction_catches_up_across_micro_batches(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("begins", ["opening", "catching up"])
+@pytest.mark.parametrize(
+    ("begins", "trigger", "then"),
+    [("opening", 2, ("24", "32")), ("catching up", 2, ("24", "32")), ("opening", 30, ("38", "46"))],
+)
 def test_no_write_waits_for_the_compaction_of_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str, trigger: int, then: tuple[str, str]
 ) -> None:
-    """A write that waits keeps all threads of Python from running. The limits apply again when level 0 is small."""
+    """A write that waits keeps all threads of Python from running. The limits apply again when level 0 is small. They
+    are above the number of files at which it is compacted."""
     monkeypatch.setattr(rocksdb_options, "MUCH_BEHIND", 20)
     monkeypatch.setattr(rocksdb_options, "_LEVEL0_SLOWDOWN", 24)
     monkeypatch.setattr(rocksdb_options, "_LEVEL0_STOP", 32)
-    live, options = tmp_path / "live", {"level0.compaction.trigger": 2, **NO_COMPRESSION}
+    live, options = tmp_path / "live", {"level0.compaction.trigger": trigger, **NO_COMPRESSION}
     store = RocksDbStore.open(live, {**options, rocksdb_options.BRIEF: True})
     for number in range(40):
         store.write([(b"key", b"%d" % number), (b"%d" % number, os.urandom(1_000))])
@@ -350,7 +354,8 @@ def test_no_write_waits_for_the_compaction_of_what_was_there(
     while store._number("rocksdb.num-files-at-level0") >= 20 and time.monotonic() < deadline:
         time.sleep(0.01)
     store.write([(b"key", b"last")])
-    assert limits_in(live) == rocksdb_options.LIMITS
+    assert limits_in(live) == rocksdb_options.limits(options)
+    assert tuple(limits_in(live)[f"level0_{step}_writes_trigger"] for step in ("slowdown", "stop")) == then
     assert store.get(b"key") == b"last"
     store.close()
 
@@ -359,7 +364,7 @@ def limits_in(directory: Path) -> dict[str, str]:
     """The limits of writes in a store's newest file of options."""
     newest = max(directory.glob("OPTIONS-*[0-9]"), key=lambda path: int(path.name.partition("-")[2]))
     lines = (line.strip().partition("=") for line in newest.read_text().splitlines())
-    return {name: value for name, _, value in lines if name in rocksdb_options.LIMITS}
+    return {name: value for name, _, value in lines if name in rocksdb_options.NO_LIMITS}
 
 
 def test_a_store_opened_for_reading_first(tmp_path: Path) -> None:

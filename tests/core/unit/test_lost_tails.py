@@ -12,7 +12,8 @@ import pytest
 
 from statemgr import JobConfig
 from statemgr.backends.changelog.restore import ChangelogRestore
-from statemgr.errors import MissingState, UnavailableError
+from statemgr.errors import AccessDenied, MissingState, UnavailableError
+from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.kafka.clients import producer
 from statemgr.kafka.errors import ClientErrors
 from statemgr.model.checkpoint import ChangelogMarker
@@ -123,8 +124,11 @@ def test_a_loss_during_a_replay(servers: MemoryServers, config: JobConfig) -> No
             ChangelogRestore(services).exactly(TASK, marker, None, read)
 
 
-def test_an_expired_delete_is_no_loss(servers: MemoryServers, config: JobConfig) -> None:
-    """Compaction removes a delete that is older than delete.retention.ms, also the newest record of a checkpoint."""
+def test_an_expired_delete_is_no_loss(
+    servers: MemoryServers, config: JobConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction removes a delete that is older than delete.retention.ms, also the newest record of a checkpoint. Who
+    may not ask for the broker's time learns which right is missing."""
     marker = committed(servers, config, STATE, {b"000": None})
     assert marker.newest_deletes
     for hours in (200.0, 30.0):
@@ -133,6 +137,13 @@ def test_an_expired_delete_is_no_loss(servers: MemoryServers, config: JobConfig)
     log = servers.broker.log(marker.topic, 0)
     assert log.entries[marker.offset - 1] is None
     assert found(servers, "two") == {key: value for key, value in STATE.items() if key != b"000"}
+
+    def refuse(self: ChangelogTopics) -> int:
+        raise AccessDenied("not authorized to create a topic")
+
+    monkeypatch.setattr(ChangelogTopics, "time_ms", refuse)
+    with pytest.raises(MissingState, match=r"not authorized to create a topic\. Allow this user to create"):
+        found(servers, "three")
 
 
 def test_a_delete_of_a_clock_that_was_ahead_expires_earlier(

@@ -58,7 +58,8 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> Callable[[JobConfig, Callabl
 def test_deleted_keys_do_not_come_back(
     servers: MemoryServers, stand_still: Callable[[JobConfig, Callable[[], None]], None]
 ) -> None:
-    """The value was read before, and its delete is gone: the opening fails, and the next one is exact."""
+    """The value was read before, and its delete is gone: the opening fails and leaves nothing, and the next one is
+    exact."""
     config = servers.on_disk(servers.config, "one")
     with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
         for number, items in enumerate([{b"": b"dead"}, STATE, {b"": None}, {b"z": b"last"}]):
@@ -69,6 +70,7 @@ def test_deleted_keys_do_not_come_back(
     with servers.manager(servers.on_disk(servers.config, "two"), "kafka-partition") as manager:
         with pytest.raises(UnavailableError, match=r"the changelog was read for .* delete\.retention\.ms"):
             manager.open_task(TASK)
+        assert manager._services.directories(TASK, "totals").leftovers() == []
         assert dict(manager.open_task(TASK).store("totals").range()) == {**STATE, b"z": b"last"}
 
 

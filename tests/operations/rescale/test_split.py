@@ -12,7 +12,7 @@ import pytest
 from statemgr.config import JobConfig
 from statemgr.errors import CorruptError, InvalidError
 from statemgr.ids import CheckpointId, task_name
-from statemgr.local import bulk_writer, open_snapshot, scan_in_batches
+from statemgr.local import bulk_writer, open_snapshot, scan_in_batches, snapshot_batches
 from statemgr.local.rocksdb import split as splitting
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, CheckpointRecord, Layout
 from statemgr.model.content import Content, of_pairs
@@ -137,6 +137,19 @@ def test_a_scan_that_would_end_early_is_an_error(services: Services, tmp_path: P
     with pytest.raises(CorruptError):
         for _ in scan_in_batches(old, {}, None, None, 1000):
             pass
+
+
+@pytest.mark.parametrize("store", ["totals", "memory"])
+def test_a_batch_of_large_items_is_short(services: Services, tmp_path: Path, store: str) -> None:
+    """Memory is bounded by bytes, too: in each of the processes of a rescale, and in a Python worker of Spark."""
+    items = {b"%06d" % number: bytes([number % 256]) * 1_000_000 for number in range(40)}
+    items |= {b"key-%06d" % number: b"small" for number in range(5_000)}
+    items |= {b"last": bytes(20_000_000)}
+    directory = make(services, store, tmp_path / "large", items)
+    batches = list(snapshot_batches(services.config.stores[store].type, directory, {}, None, None, 2_048))
+    assert dict(pair for batch in batches for pair in batch) == items
+    assert max(len(batch) for batch in batches) == 2_048
+    assert max(sum(len(value) for _, value in batch[:-1]) for batch in batches) < 17_000_000
 
 
 # --- a later state ------------------------------------------------------------------------------------------------

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.errors import ConfigError, DiskFull, MissingState, UnavailableError
+from statemgr.errors import ConfigError, DiskFull, MissingBlob, MissingState, UnavailableError
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
@@ -27,6 +29,7 @@ from statemgr.testing.memory_servers import MemoryServers
 from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK, commit
+from tests.core.integration.test_local_loss import flip
 from tests.jobs import ALL, SEGMENTS, job_mapping
 from tests.kafka_jobs import wait_until
 from tests.operations.rescale.test_rescale import fill, keys_of, some_state
@@ -152,6 +155,57 @@ def test_a_refresh_that_fails_is_not_tried_for_each_task(
         clock.advance(30)
         followed.refresh(older_than_s=30)
         followed.refresh(older_than_s=30)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_damaged_file_is_fetched_again(servers: MemoryServers, restarted: bool) -> None:
+    """A bit flips in the copies of both tasks. The read that meets it has the right values, also in a new process."""
+    source = random.Random(1)
+    state = {b"key-%05d" % number: source.randbytes(100) for number in range(4000)}
+    with servers.manager(servers.on_disk(servers.config, "disk"), "kafka-partition") as manager:
+        for number in range(2):
+            with manager.open_task(task_name(number)) as task:
+                task.store("totals").put_many({key: state[key] for key in state if key[-1] % 2 == number})
+                task.commit({f"orders-{number}": 1})
+    reader = servers.on_disk(servers.config, "reader")
+    with FollowedStore(reader, "totals", services=servers.services) as followed:
+        followed.refresh()
+        copies = [path for path in reader.state_dir.rglob("*.sst") if path.parent.parent.name == "committed"]
+        assert len(copies) >= 2
+        for table in copies:
+            flip(table)
+        if not restarted:
+            assert followed.get_many(list(state)) == list(state.values())
+    with FollowedStore(reader, "totals", services=servers.services) as followed:
+        assert followed.get_many(list(state)) == list(state.values())
+
+
+def test_a_job_that_deletes_checkpoints_faster_than_they_are_fetched(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is damaged, so a loop may go on with the values that it has."""
+    with (
+        servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager,
+        manager.open_task(TASK) as task,
+        FollowedStore(servers.on_disk(servers.config, "other"), "totals", services=servers.services) as followed,
+    ):
+        numbers = itertools.count(1)
+
+        def go_on() -> None:
+            task.store("totals").put(b"a", b"%d" % next(numbers))
+            task.commit({"orders-0": next(numbers)})
+
+        def restore(*_: Any) -> NoReturn:
+            go_on()
+            raise MissingBlob("the blob does not exist", blob="one")
+
+        go_on()
+        with monkeypatch.context() as patch:
+            patch.setattr(standby, "restore_store", restore)
+            with pytest.raises(UnavailableError, match=r"has deleted 5 checkpoints, each before .*blob=one"):
+                followed.refresh()
+        followed.refresh()
+        assert followed.get_many([b"a"]) == [b"11"]
 
 
 class _Failing:
