@@ -46,6 +46,12 @@ class Counts(StatefulProcessor):
         """Nothing is open."""
 
 
+#: A job without changelogs, whose partitions would be found to be too few.
+BLOBS = JobConfig.from_mapping(
+    FOR_PROCESSORS.to_mapping(), {"task.backup.factories": ["blob-store"], "task.restore.factories": ["blob-store"]}
+)
+
+
 def counts(kind: str = "bigint", config: JobConfig = FOR_PROCESSORS) -> StatefulFrame:
     """Return a query with a processor."""
     rows: Any = lambda offsets: None  # noqa: E731
@@ -59,7 +65,7 @@ def test_a_start_that_is_refused_fences_nobody(
     spark: SparkSession, kind: str, tasks: int, error: type[Exception]
 ) -> None:
     """A deploy with another state variable or number of tasks is refused, and the query that runs continues."""
-    with SparkJobTester(counts(), ROWS, spark=spark) as tester:
+    with SparkJobTester(counts(config=BLOBS), ROWS, spark=spark) as tester:
         assert tester.batch([("a", 1)]) == [("a", 1)]
         deployed = tester._adapted(counts(kind))
         changed = JobConfig.from_mapping(tester.config.to_mapping(), {"job.tasks": tasks})

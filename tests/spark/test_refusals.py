@@ -304,7 +304,7 @@ def test_what_spark_refuses_does_not_end_the_running_query(pipeline: MakePipelin
 
 def test_a_query_that_is_refused_does_not_end_the_running_one(pipeline: MakePipeline) -> None:
     """What contradicts the published state is found before the job is taken over."""
-    job = pipeline(tasks=2, partitions=1)
+    job = pipeline(tasks=2, partitions=1, backup=["blob-store"])
     job.produce(20)
     running = job.query().trigger(processingTime="100 milliseconds").start()
     mapping, new = job.config.to_mapping(), (job.directory / "new").as_uri()
