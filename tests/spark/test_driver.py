@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,14 +13,14 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from spark_integration import SparkJobTester, StatefulQuery, stateful
+from spark_integration import SparkJobTester, stateful
 from spark_integration.processors.frame import StatefulFrame
 from spark_integration.processors.variables import RECORD
 from statemgr import JobConfig
 from statemgr.engine import attempts
-from statemgr.errors import FencedError, InvalidError, LayoutMismatch, RetryableError
+from statemgr.errors import FencedError, InvalidError, LayoutMismatch, MissingBlob, RetryableError
 from statemgr.flows.committing import publish
-from tests.spark.test_spark_job_tester import CONFIG, FOR_PROCESSORS, ROWS, contents, query
+from tests.spark.test_spark_job_tester import FOR_PROCESSORS, ROWS, contents, query
 
 pytestmark = pytest.mark.spark
 
@@ -116,42 +115,28 @@ def test_a_publish_that_fails_again_and_again_ends_the_query(
         assert tester.restore() == [("a", 1)]
 
 
-def large(batches: Iterator[pa.RecordBatch], stores: Any, context: Any) -> Iterator[pa.RecordBatch]:
-    """Write more than fits into a checkpoint."""
-    for batch in batches:
-        for key in batch.column("key").to_pylist():
-            stores["totals"].put(key, os.urandom(5000))
-    yield from ()
+@pytest.mark.parametrize(("replaced", "error"), [(True, FencedError), (False, MissingBlob)])
+def test_a_driver_that_was_replaced_does_not_report_lost_state(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, replaced: bool, error: type[Exception]
+) -> None:
+    """Attempts of a driver that was suspended find blobs deleted, because another driver has published since."""
 
+    def gone(*args: Any, **more: Any) -> None:
+        raise MissingBlob("the blob does not exist", blob="a/b")
 
-def test_a_driver_that_lost_the_job_does_not_report_lost_state(spark: SparkSession) -> None:
-    """A driver that was suspended finds the blobs of its checkpoint deleted, because another one has published."""
-    config = JobConfig.from_mapping(
-        CONFIG.to_mapping(),
-        {
-            "task.backup.factories": ["blob-store"],
-            "task.restore.factories": ["blob-store"],
-            "task.checkpoint.retained": 1,
-            "task.commit.snapshot.interval": "1 commit",
-            "stores.totals.value.serde": "bytes",
-        },
-    )
-    stores = StatefulQuery(config).key_by("key").process(large, "key string").output(lambda rows, sequence: None)
-    with SparkJobTester(stores, ROWS, spark=spark) as tester:
-        tester.batch([("a", 1), ("b", 1), ("c", 1)])
+    with SparkJobTester(query(), ROWS, spark=spark) as tester:
+        tester.batch([("a", 1)])
         rows = spark.createDataFrame([("a", 1)], ROWS)
         planned, log = tester._log.next_batch({"input-0": 1}, tester.now_ms), copy.copy(tester._log)
-        other, job = tester._query.take_over(spark.createDataFrame([], ROWS), tester._attempts)
-        other.offsets = log
-        for _ in range(3):
-            log.current = batch = log.next_batch({"input-0": 1}, tester.now_ms)
-            other.run(rows, batch.batch_id)
-            log.ended(batch, None)
-        job.close()
-        tester._servers.lose_disk()
+        if replaced:
+            other, job = tester._query.take_over(spark.createDataFrame([], ROWS), tester._attempts)
+            log.current, other.offsets = planned, log
+            other.run(rows, planned.batch_id)
+            job.close()
+        monkeypatch.setattr(attempts, "restore_task", gone)
         tester._log.current = planned
         assert tester._driver is not None
-        with pytest.raises(FencedError):
+        with pytest.raises(error):
             tester._driver.run(rows, planned.batch_id)
 
 
