@@ -129,7 +129,7 @@ def attempt(
     with open_attempt(config, task_name(task), checkpoint, epoch, by_need=not wait_for_close) as opened:
         if task == 0:
             for name, data in work.attachments.items():
-                opened.attach(name, data)
+                opened.attach(name, data, alone=True)
         times.append(time.perf_counter())
         # 3. process, 4. keep the output
         read, yielded = RowCount(), RowCount()

@@ -53,14 +53,21 @@ from statemgr.engine import (
 )
 from statemgr.errors import (
     BatchMismatch,
+    CorruptBlob,
+    CorruptError,
     FencedError,
     InvalidError,
+    MissingBlob,
+    MissingError,
     OutcomeUnknownError,
+    PermissionNeeded,
+    RetryableError,
     StatemgrError,
     from_json,
 )
 from statemgr.ids import source_topic
 from statemgr.phases import Phase, announce
+from statemgr.ports import BackupLost
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +75,7 @@ if TYPE_CHECKING:
 
     from statemgr import Checkpoint
 
-#: Number of tries to settle a publish whose outcome is unknown. Each has its own deadline.
+#: Number of tries to publish, and to settle a publish whose outcome is unknown. Each has its own deadline.
 SETTLE_ATTEMPTS = 3
 #: Minimum seconds of a batch that has nothing to do, so that Spark does not run such batches without a pause.
 _IDLE_SECONDS = 0.2
@@ -105,6 +112,8 @@ class Driver:
         self.failure: StatemgrError | None = None
         #: The class of the error that the last batch failed with, typed or not.
         self.failed: str | None = None
+        #: Set when the query is asked to stop: Spark then interrupts the batch in progress.
+        self.stopping = False
         self.observers = Observers(manager, plan.on_batch)
         #: Set when the query starts.
         self.offsets: OffsetLog | None = None
@@ -127,6 +136,10 @@ class Driver:
         self._inputs = manager.job_inputs(epoch)
         #: Topics that were recreated, with permission. The published offsets mean nothing in them.
         self._recreated = self._inputs.recreated
+        #: Where partitions begin whose next records are gone, if they may be skipped.
+        self._skipped: Mapping[str, int] = {}
+        if epoch.permissions.allow_skipped_input:
+            self._skipped = self._inputs.gone(self.input_offsets() or {})
 
     @property
     def has_heartbeat(self) -> bool:
@@ -152,8 +165,8 @@ class Driver:
     def input_offsets(self) -> dict[str, int] | None:
         """The input offsets of the published state over all tasks; None if no state is published.
 
-        Topics that are read from their beginning again with permission are left out. Raises: BatchMismatch if tasks
-        disagree about a partition, as after a consumer loop.
+        Topics that are read from their beginning again with permission are left out, and so are records that are gone.
+        Raises: BatchMismatch if tasks disagree about a partition, as after a consumer loop.
         """
         published = self.published()
         if not published:
@@ -173,6 +186,7 @@ class Driver:
                         partition=partition,
                         task=task,
                     )
+        offsets |= self._skipped
         return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
     def starting_offsets(self) -> StartingOffsets:
@@ -249,17 +263,15 @@ class Driver:
             with self._turn:
                 self._settle()
                 yield
-        except StatemgrError as error:
-            self.failure = error
-            self._fail(error)
-            raise
         except Exception as error:
-            # Spark passes on a worker's typed error only as text
-            self.failure = find(str(error))
+            self.failure = _error_of(error)
+            if self.stopping and self.failure is None:
+                story.given_up(self.plan.config.job_name, error)
+                raise
             self._fail(self.failure or error)
-            if self.failure is not None:
-                raise self.failure from error
-            raise
+            if self.failure is None or self.failure is error:
+                raise
+            raise self.failure from error
 
     def _fail(self, error: Exception) -> None:
         self.failed = type(error).__name__
@@ -288,6 +300,7 @@ class Driver:
         fetched = None
         if not replayed:
             # 2. run the stage, 3. collect
+            self._inputs.expect_from(source.start)  # Spark skips what is gone with failOnDataLoss=false
             prepared, tasks = self._run_stage(rows, source)
             topic_ids = self._inputs.asked(source.end)  # after the rows were read, which came from these topics
             staged = now()
@@ -393,11 +406,13 @@ class Driver:
             self._stage = Stage(plan.config.job_key, rows, plan.partitioning, plan.config.tasks, order)
         run = plan.run_stage or self._stage.run
         with share_checkpoints(plan.config, self.published()) as checkpoints, _not_adaptive(rows.sparkSession):
-            results = run(self._stage.spread(rows), self._work(source, checkpoints))
-        failures = [from_json(row.error) for row in results if row.error is not None]
-        if failures:
-            # if another owner caused one of the errors, that explains the others
-            raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
+            work = self._work(source, checkpoints)
+            with self._explaining():
+                results = run(self._stage.spread(rows), work)
+                failures = [from_json(row.error) for row in results if row.error is not None]
+                if failures:
+                    # if another owner caused one of the errors, that explains the others
+                    raise next((error for error in failures if isinstance(error, FencedError)), failures[0])
         if sorted(row.task for row in results) != list(range(plan.config.tasks)):
             raise InvalidError(
                 f"the stage returned {len(results)} commits, not one for each of {plan.config.tasks} tasks",
@@ -413,6 +428,16 @@ class Driver:
             if report.factory not in ("local", "empty"):
                 story.restored(plan.config.job_name, report)
         return prepared, tuple(tasks)
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A block that reads published state. Raises: FencedError if another owner has removed some of it since."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(_error_of(error), MissingError | CorruptError):
+                self._manager.confirm()
+            raise
 
     def _work(self, source: BatchInput, checkpoints: SharedCheckpoints) -> Work:
         plan, published, before = self.plan, self.published(), self.published_batch()
@@ -487,15 +512,16 @@ class Driver:
     def _publish(
         self, prepared: list[PreparedCommit], batch: MicroBatch, topic_ids: Callable[[], Mapping[str, str]]
     ) -> float:
-        """Publish the commits. Returns: the seconds that it took."""
+        """Publish the commits. If that fails, publish the same ones again: each try first finds out whether the one
+        before it was published, and whether this driver is still the owner. Returns: the seconds that it took."""
         began = self._manager.clock.monotonic()
         ids = topic_ids()
         prepared = [replace(commit, input_topic_ids=ids) for commit in prepared]
         for left in reversed(range(SETTLE_ATTEMPTS)):
             try:
                 checkpoints = self._manager.publish(prepared, batch, refill=self._epoch.refill, wait=False)
-            except OutcomeUnknownError as error:
-                if not left:
+            except (RetryableError, OutcomeUnknownError) as error:
+                if not left or isinstance(error, BackupLost):  # only a commit of the whole state can go on
                     raise
                 story.publishing_again(self.plan.config.job_name, error)
             else:
@@ -504,7 +530,7 @@ class Driver:
         self._noted_ms = None
         if self._first is not None:
             self._first = self._stage = None
-        self._recreated = frozenset()
+        self._recreated, self._skipped = frozenset(), {}
         # permissions and fills were for this one publish
         self._epoch = self._epoch.after_publish()
         return self._manager.clock.monotonic() - began
@@ -513,35 +539,65 @@ class Driver:
         """Call the output with the stored rows of the published batch. ``rows`` are these if they were fetched already.
 
         Returns: their sequence number.
-        Raises: FencedError if another owner has published since; the output is then not called.
+        Raises: FencedError if another owner has published since, and PermissionNeeded if the rows are lost; the output
+        is then not called.
         """
         published = self.published()
         sequence = max(checkpoint.output_sequence for checkpoint in published.values())
         announce(Phase.OUTPUT, f"sequence {sequence}", self.plan.config.job_key)
         if isinstance(self.plan.output, KafkaOutput):
-            self._send_stored(spark, self.plan.output)
+            self._send_stored(spark, self.plan.output, sequence)
             return sequence
-        with contextlib.ExitStack() as kept:
-            try:
-                if rows is None:
-                    stored = kept.enter_context(stored_rows(spark, self.plan.config, published, self.plan.schema))
-                    rows = self.plan.completed(stored)
-            except Exception:
-                self._manager.confirm()  # another owner may have removed the rows
-                raise
-            self._manager.confirm()
-            self.plan.output(self.plan.shaped(rows), sequence)
+        with contextlib.nullcontext(rows) if rows is not None else self._stored(spark, sequence) as given:
+            if given is not None:
+                self._manager.confirm()
+                self.plan.output(self.plan.shaped(given), sequence)
         return sequence
 
-    def _send_stored(self, spark: SparkSession, output: KafkaOutput) -> None:
+    @contextlib.contextmanager
+    def _stored(self, spark: SparkSession, sequence: int) -> Iterator[DataFrame | None]:
+        """Return the stored rows of the published batch; None if they are lost, and may be left out.
+
+        Raises: FencedError if another owner has removed them; PermissionNeeded if they are lost; as
+        :func:`stored_rows`.
+        """
+        config, rows = self.plan.config, None
+        with contextlib.ExitStack() as kept:
+            try:
+                found = kept.enter_context(stored_rows(spark, config, self.published(), self.plan.schema))
+                rows = self.plan.completed(found)
+            except Exception as error:
+                self._manager.confirm()
+                lost = _error_of(error)
+                if not isinstance(lost, MissingBlob | CorruptBlob):
+                    raise
+                if not self._epoch.permissions.allow_skipped_output:
+                    raise PermissionNeeded(
+                        f"the output rows of sequence {sequence} are lost, and may not have been delivered: "
+                        f"{lost.message}",
+                        hint="bring the blob back; or, if the output has this sequence or can do without it, start "
+                        "once with allow_skipped_output=True. The state is not concerned",
+                        **{"job": config.job_name, **lost.where},
+                    ) from error
+                story.left_out(config.job_name, sequence, lost)
+            yield rows
+
+    def _send_stored(self, spark: SparkSession, output: KafkaOutput, sequence: int) -> None:
         """Send the published rows to Kafka in a transaction that publishes their state again, unless the transaction of
         their batch has sent them: another output may have had that batch, and may not have got it."""
         published = self.published()
         if not any(is_unsent(one) for checkpoint in published.values() for one in checkpoint.attachments):
             return
-        with stored_rows(spark, self.plan.config, published, self.plan.schema) as stored:
-            records = output.records(self.plan.shaped(self.plan.completed(stored)))
+        with self._stored(spark, sequence) as stored:
+            if stored is None:
+                return
+            records = output.records(self.plan.shaped(stored))
         self._checkpoints.update(self._manager.publish_again(records, lambda one: named(one, OUTPUT)))
+
+
+def _error_of(error: Exception) -> StatemgrError | None:
+    """The typed error that an exception is, or whose text it has: Spark passes on a worker's error only as text."""
+    return error if isinstance(error, StatemgrError) else find(str(error))
 
 
 def _not_adaptive(session: SparkSession) -> AbstractContextManager[None]:

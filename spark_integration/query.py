@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,12 +22,22 @@ from spark_integration.stateful_input import check_stateless, check_streaming
 from spark_integration.writer import LOCATION, StatefulWriter
 from statemgr import JobConfig, StateManager, configure_logging
 from statemgr.engine import PERMISSIONS, PermissionFlags, Scratch
-from statemgr.errors import BatchMismatch, ConfigError, InvalidError, LayoutMismatch, PrerequisiteMissing
+from statemgr.errors import (
+    BatchMismatch,
+    ConfigError,
+    CorruptError,
+    InvalidError,
+    LayoutMismatch,
+    MissingError,
+    PrerequisiteMissing,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+    from statemgr import Checkpoint
 
 InputFunction = Callable[[StartingOffsets], Any]
 #: Changes output rows: a function from a DataFrame to another.
@@ -169,11 +180,13 @@ class StatefulQuery:
     def take_over(
         self, rows: DataFrame, run_stage: RunStage | None = None, **permissions: Unpack[PermissionFlags]
     ) -> tuple[Driver, StateManager]:
-        """Check the query and take the job over. Returns: the driver that runs its batches, and the manager, which the
-        caller must close.
+        """Check the query and take the job over. A query that is refused ends no other one: what is published is
+        looked at before the owner that runs is fenced, and again afterwards.
 
         Args:
             rows: the input, or any DataFrame with its columns.
+
+        Returns: the driver that runs its batches, and the manager, which the caller must close.
 
         Raises: as :meth:`start`.
         """
@@ -192,6 +205,11 @@ class StatefulQuery:
         prepared = None if self._program is None else self._program.prepare(self.config, rows)
         manager = self.manager(self.config, partitioner)
         try:
+            looked = manager.look(**permissions)
+            self._check_location(rows.sparkSession, looked)
+            if prepared is not None:
+                with suppress(MissingError, CorruptError):  # the owner that runs may have deleted it meanwhile
+                    prepared.bind(looked)
             epoch = manager.acquire(**permissions)
             story.took_over(self.config, epoch)
             if self._trigger.get("availableNow") or self._trigger.get("once"):
@@ -199,7 +217,11 @@ class StatefulQuery:
             in_transaction = isinstance(self._output, KafkaOutput)
             if in_transaction or (isinstance(self._output, FormatOutput) and self._output.format == "kafka"):
                 story.sends_to_kafka(self.config.job_name, in_transaction=in_transaction)
-            bound = None if prepared is None else prepared.bind(epoch.checkpoints)
+            try:
+                bound = None if prepared is None else prepared.bind(epoch.checkpoints)
+            except (MissingError, CorruptError):
+                manager.confirm()
+                raise
             driver = Driver(self._plan(bound, run_stage), manager, epoch)
             manager.when_damaged(driver.repair)
         except BaseException:
@@ -208,7 +230,6 @@ class StatefulQuery:
         return driver, manager
 
     def _start(self, driver: Driver, manager: StateManager, own: Scratch | None) -> RunningQuery:
-        offsets = driver.input_offsets()
         rows = self._rows(driver.starting_offsets())
         assert self._partitioning is not None
         if self._partitioning.name(rows) != manager.layout.partitioner:
@@ -218,31 +239,13 @@ class StatefulQuery:
                 first=manager.layout.partitioner,
                 now=self._partitioning.name(rows),
             )
+        self._check_location(rows.sparkSession, driver.published())
         # Spark takes the path literally, so it is not quoted
         uri = self._location() if own is None else f"file://{own()}/location"
         location = Location(rows.sparkSession, uri, kept=own is None)
         driver.offsets = OffsetLog(location, heartbeat=driver.has_heartbeat)
-        query_id = location.query_id()
-        if query_id is None and offsets is not None and not callable(self._input):
-            raise BatchMismatch(
-                "the checkpoint location is new, but the job has a published checkpoint",
-                hint="give input a function, `.input(lambda starting_offsets: spark.readStream…)`, "
-                "and it starts where the checkpoint ended",
-                location=uri,
-                job=self.config.job_name,
-            )
         published = driver.published_batch()
-        if published is not None and published.query_id != query_id:
-            others = others_of(published.end_offsets)
-            if others:
-                raise BatchMismatch(
-                    f"the checkpoint location is another than that of the job's last batch, and only that one can "
-                    f"position {' and '.join(others)} of the input, which is not Kafka",
-                    hint="use that location; if it is lost, read those sources from their beginning, in a job with "
-                    "another job.id",
-                    location=uri,
-                    job=self.config.job_name,
-                )
+        if published is not None and published.query_id != location.query_id():
             # a new location: Spark does not replay a batch whose output a crash cut off, so deliver it here
             driver.give_output_again(rows.sparkSession)
         if isinstance(self._output, FileOutput):
@@ -252,6 +255,34 @@ class StatefulQuery:
         with location.quick():
             running = writer.start()  # copies the session
         return RunningQuery(running, driver, manager, own)
+
+    def _check_location(self, session: SparkSession, checkpoints: Mapping[str, Checkpoint]) -> None:
+        """Raises: BatchMismatch if only the location of the job's last batch can continue its published
+        ``checkpoints`` (task → checkpoint), and this is another one."""
+        batches = {checkpoint.batch for checkpoint in checkpoints.values()}
+        last = batches.pop() if len(batches) == 1 else None
+        others = {} if last is None else others_of(last.end_offsets)
+        if not checkpoints or (callable(self._input) and not others):
+            return
+        uri = self._location()
+        query_id = Location(session, uri).query_id() if uri else None
+        if query_id is None and not callable(self._input):
+            raise BatchMismatch(
+                "the checkpoint location is new, but the job has a published checkpoint",
+                hint="give input a function, `.input(lambda starting_offsets: spark.readStream…)`, "
+                "and it starts where the checkpoint ended",
+                location=uri,
+                job=self.config.job_name,
+            )
+        if others and last is not None and last.query_id != query_id:
+            raise BatchMismatch(
+                f"the checkpoint location is another than that of the job's last batch, and only that one can "
+                f"position {' and '.join(others)} of the input, which is not Kafka",
+                hint="use that location; if it is lost, read those sources from their beginning, in a job with "
+                "another job.id",
+                location=uri or None,
+                job=self.config.job_name,
+            )
 
     def _rows(self, offsets: StartingOffsets) -> DataFrame:
         rows: DataFrame = self._input(offsets) if callable(self._input) else self._input
@@ -321,6 +352,13 @@ class StatefulQuery:
                 key="blob.store.uri",
             )
         for name, store in self.config.stores.items():
+            if not store.durable:
+                raise ConfigError(
+                    f"store {name!r} has no backup, so on Spark it would be empty at the beginning of every batch",
+                    hint=f"name a backend in stores.{name}.backup.factories or task.backup.factories",
+                    key=f"stores.{name}.backup.factories",
+                    store=name,
+                )
             if store.ttl_ms is not None:
                 raise ConfigError(
                     f"store {name!r} has a TTL, which only tasks of consumer loops apply",

@@ -120,6 +120,7 @@ class RunningQuery(StreamingQuery):
     def stop(self) -> None:
         """Stop the query and release the job."""
         story.stopping(self._manager.config.job_name, "stop() was called")
+        self._driver.stopping = True
         super().stop()
         self._closed("stop() was called")
 

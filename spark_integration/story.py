@@ -118,8 +118,13 @@ def restored(job: str, report: RestoreReport) -> None:
 
 
 def publishing_again(job: str, error: BaseException) -> None:
-    """Log that the outcome of a publish is unknown."""
+    """Log that a publish has failed, or that its outcome is unknown."""
     tell(log, Event.RETRYING, "%s: publishing again: %s", job, error, level=logging.WARNING, job=job)
+
+
+def left_out(job: str, sequence: int, error: BaseException) -> None:
+    """Log that the output of a batch is lost, and not delivered."""
+    log.warning("%s: the output of sequence %d is left out, with permission: %s", job, sequence, error)
 
 
 def failed(job: str, error: BaseException) -> None:
@@ -132,6 +137,11 @@ def failed(job: str, error: BaseException) -> None:
 def stopping(job: str, why: str) -> None:
     """Log that the query was asked to stop."""
     tell(log, Event.STOPPING, "%s: stopping because %s", job, why, job=job, why=why)
+
+
+def given_up(job: str, error: BaseException) -> None:
+    """Log that a stop has interrupted a batch, which the next start runs again."""
+    log.info("%s: the batch in progress was given up: %s", job, type(error).__name__)
 
 
 def stopped(job: str, why: str) -> None:

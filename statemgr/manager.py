@@ -13,7 +13,7 @@ from statemgr.consumer.loop import ConsumerLoop
 from statemgr.engine import Epoch
 from statemgr.engine.coordinator import Coordinator, UpkeepThread
 from statemgr.engine.input_lag import InputLag, Reached
-from statemgr.engine.job_coordinator import JobCoordinator
+from statemgr.engine.job_coordinator import JobCoordinator, look_at_job
 from statemgr.engine.opening import Assignment, TaskOpener
 from statemgr.engine.task import Task
 from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrError
@@ -220,6 +220,17 @@ class StateManager:
         )
 
     # --- a whole job ---------------------------------------------------------------------------------------------
+
+    def look(self, **permissions: Unpack[PermissionFlags]) -> Mapping[str, Checkpoint]:
+        """Read what is published for the whole job, without fencing anybody: :meth:`acquire` ends the owner that runs,
+        also if it then refuses.
+
+        Returns: task → its current checkpoint, for the tasks that have one.
+        Raises: as :meth:`acquire`, for another layout, stores or serdes, and if state is missing.
+        """
+        self._check_open()
+        with self._failures_counted():
+            return look_at_job(self._services, self._log, self.layout, self._topics, Permissions(**permissions))
 
     def acquire(self, **permissions: Unpack[PermissionFlags]) -> Epoch:
         """Take the whole job over: fence every older owner, and read what is published for all tasks.

@@ -23,7 +23,7 @@ from spark_integration.processors.watermarks import WATERMARK, Watermark, waterm
 from spark_integration.sessions import MAX_RECORDS, is_on, limit
 from statemgr import JobConfig
 from statemgr.engine import read_attachment
-from statemgr.errors import ConfigError, InvalidError
+from statemgr.errors import ConfigError, CorruptBlob, InvalidError, MissingBlob
 from statemgr.ids import task_name
 
 if TYPE_CHECKING:
@@ -180,7 +180,16 @@ class PreparedProcessor:
         checkpoint = checkpoints.get(task_name(0))
         attachment = next((a for a in checkpoint.attachments if a.name == RECORD), None) if checkpoint else None
         if attachment is not None:
-            record = Record.from_bytes(read_attachment(self.config, attachment))
+            try:
+                data = read_attachment(self.config, attachment)
+            except (MissingBlob, CorruptBlob) as error:
+                raise type(error)(
+                    f"the record of the processor's state variables is lost: {error.message}",
+                    hint="bring the blob back: without the record, nobody can read the state. Records of up to 16 KiB "
+                    "are in the checkpoint itself",
+                    **error.where,
+                ) from error
+            record = Record.from_bytes(data)
             record.check_same(self.key, self.program.time_mode)
             return record
         if checkpoint is not None and self.store in checkpoint.stores:

@@ -226,7 +226,9 @@ def _notes(config: JobConfig) -> list[str]:
     notes = [] if config.stores else ["the job has no store; declare one with a line such as [stores.totals]"]
     for store in config.stores.values():
         if not store.durable:
-            notes.append(f"store {store.name} is not backed up: it is empty again when the machine is lost")
+            notes.append(
+                f"store {store.name} is not backed up: it is empty each time its task opens, and refused on Spark"
+            )
         if store.durable and not store.restorable:
             notes.append(
                 f"store {store.name} is backed up to {' + '.join(store.backup_factories)}, but only restored from "

@@ -150,8 +150,11 @@ class Attempt:
                 self._directory.mkdir()
         return self._directory
 
-    def attach(self, name: str, data: bytes | Path) -> None:
+    def attach(self, name: str, data: bytes | Path, *, alone: bool = False) -> None:
         """Publish bytes, or those of a file, with the commit: inline if they are few, otherwise in a blob.
+
+        Args:
+            alone: no other task attaches bytes of this kind. Then they may be 16 KiB in a job with many tasks, too.
 
         Raises: InvalidError for a name that is taken or more than 256 MiB; RetryableError, AccessDenied.
         """
@@ -166,7 +169,7 @@ class Attempt:
             )
         inline_before = sum(len(attached.inline or b"") for attached in self._attachments)
         config = self._services.config
-        if inline_before + size <= inline_attachments_limit(config.tasks):
+        if inline_before + size <= inline_attachments_limit(1 if alone else config.tasks):
             inline = data if isinstance(data, bytes) else data.read_bytes()
             self._attachments.append(Attachment(name, inline=inline))
             return

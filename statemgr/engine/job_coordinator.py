@@ -16,7 +16,7 @@ from statemgr.flows.committing.clean_up import CleanUp
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.offers import Adoption, prepare_adoption
 from statemgr.flows.opening.adopted_job import OldJobWatch
-from statemgr.flows.opening.open_job import JobTopics, read_published
+from statemgr.flows.opening.open_job import JobTopics, look_at_published, read_published
 from statemgr.flows.opening.opening_checks import remember_published
 from statemgr.flows.opening.repair import can_repair, prepare_repair, repeated_attachments
 from statemgr.flows.owner import Owner
@@ -294,3 +294,13 @@ class JobCoordinator(Coordinator):
         with self._repairing:
             self._cleaner.close()
         super().close()
+
+
+def look_at_job(
+    services: Services, log: CheckpointLog, layout: Layout, topics: JobTopics, given: Permissions
+) -> Mapping[str, Checkpoint]:
+    """See :meth:`statemgr.StateManager.look`."""
+    topics.ensure(allow_empty_start=given.allow_empty_start)
+    names = [task_name(index) for index in range(services.config.tasks)]
+    found, _ = look_at_published(services, log, layout, names, given, only_settled=True)
+    return {task: record.current for task, record in found.items()}

@@ -217,6 +217,28 @@ class TaskInputs:
         """As :meth:`InputTopics.added`, also of the topics in ``recreated``."""
         return self._topics.added(offsets, self.recreated)
 
+    def gone(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Source partition → its first offset, of those that begin after ``offsets`` now. Topics whose IDs are unknown
+        are left out: these brokers may not have them. Raises: UnavailableError, AccessDenied.
+        """
+        topics = {name: topic for name, at in offsets.items() if at >= 0 and (topic := source_topic(name)) is not None}
+        places = {(topic, int(name.rpartition("-")[2])): name for name, topic in topics.items() if topic in self._known}
+        starts = self._topics.metadata().starts(places)
+        return {places[at]: start for at, start in starts.items() if start > offsets[places[at]]}
+
+    def expect_from(self, offsets: Mapping[str, int]) -> None:
+        """Check that the topics still have their records from these offsets on.
+
+        Raises: MissingState; as :meth:`gone`.
+        """
+        for name, start in self.gone(offsets).items():
+            raise MissingState(
+                f"the next records of the input are gone: offset {offsets[name]} is next, and the first one is {start}",
+                hint=f"{GONE} (on Spark, at a new checkpoint location if you keep one)",
+                partition=name,
+                task=self._task,
+            )
+
     def asked(self, sources: Iterable[str]) -> Callable[[], Mapping[str, str]]:
         """For a commit: ask now, after the last message was received, for the IDs of the topics of ``sources``.
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from spark_integration import StateContext, outbox, produced
 from statemgr import StateManager, Store
-from statemgr.errors import MissingBlob, UnavailableError
+from statemgr.errors import PermissionNeeded, UnavailableError
 from statemgr.phases import Phase, add_observer, remove_observer
 from tests.spark.conftest import OUTPUT, PARTITIONER, Pipeline, count
 
@@ -192,7 +192,7 @@ def test_output_that_is_too_large_for_one_blob(
 
 
 def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:
-    """If the output was cut off and both the location and the stored rows are lost, the start raises MissingBlob."""
+    """If the output was cut off and the stored rows are lost, a start needs a permission, wherever its location is."""
     job = pipeline(tasks=2)
     job.produce(20)
 
@@ -206,8 +206,15 @@ def test_output_that_is_gone_at_the_next_start(pipeline: MakePipeline) -> None:
     for path in stored:
         path.unlink()
 
-    with pytest.raises(MissingBlob):
+    with pytest.raises(PermissionNeeded, match="output rows of sequence 1 are lost"):
         job.query().option("checkpointLocation", (job.directory / "new").as_uri()).start()
+    job.produce(20)
+    with pytest.raises(PermissionNeeded, match="allow_skipped_output"):
+        job.run()
+    job.run(allow_skipped_output=True)
+    assert [sequence for sequence, _ in job.outputs.calls] == [2]
+    assert sum(job.outputs.counts().values()) == 20
+    assert job.state("blob-store") == job.produced
 
 
 class Unavailable:

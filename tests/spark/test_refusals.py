@@ -9,13 +9,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.errors import StreamingQueryException
 
 from spark_integration import StatefulQuery
 from statemgr import JobConfig, StateManager
-from statemgr.errors import BatchMismatch, FencedError, InvalidError, LayoutMismatch, MissingState
+from statemgr.errors import (
+    BatchMismatch,
+    ConfigError,
+    FencedError,
+    InvalidError,
+    LayoutMismatch,
+    MissingState,
+    PermissionNeeded,
+)
 from tests.kafka_jobs import wait_until
 from tests.spark.conftest import OUTPUT, PARTITIONER, Pipeline
 
@@ -100,6 +109,36 @@ def test_an_input_topic_that_is_created_again_while_the_query_runs(pipeline: Mak
     finally:
         running.stop()
     assert job.state("blob-store") == before
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_input_that_is_gone(pipeline: MakePipeline, fails: str) -> None:
+    """Records that were deleted before a batch are an error, also if Spark would skip them.
+
+    With the permission and a new location, the query begins at the first record that is left.
+    """
+    job = pipeline(tasks=2, partitions=1)
+    job.produce(40)
+    job.run()
+    job.produce(40)
+    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+    admin.delete_records([TopicPartition(job.topic, 0, 70)])[TopicPartition(job.topic, 0)].result(30)
+
+    def rows(offsets: str) -> Any:
+        source = job.spark.readStream.format("kafka").option("kafka.bootstrap.servers", job.kafka.bootstrap_servers)
+        return source.options(subscribe=job.topic, startingOffsets=offsets, failOnDataLoss=fails).load()
+
+    query = job.query().input(rows)
+    at_new = query.option("checkpointLocation", (job.directory / "new").as_uri())
+    for refused in (query, at_new):
+        with pytest.raises(MissingState, match="offset 40 is next, and the first one is 70"):
+            job.run(refused)
+    with pytest.raises(BatchMismatch, match="new location"):
+        job.run(query, allow_skipped_input=True)
+    assert sum(job.state("blob-store").values()) == 40
+    newest = job.query().input(rows).option("checkpointLocation", (job.directory / "newest").as_uri())
+    job.run(newest, allow_skipped_input=True)
+    assert sum(job.state("blob-store").values()) == sum(job.outputs.counts().values()) == 50
 
 
 def recreate(job: Pipeline) -> None:
@@ -263,6 +302,31 @@ def test_what_spark_refuses_does_not_end_the_running_query(pipeline: MakePipelin
     assert job.state("blob-store") == job.produced
 
 
+def test_a_query_that_is_refused_does_not_end_the_running_one(pipeline: MakePipeline) -> None:
+    """What contradicts the published state is found before the job is taken over."""
+    job = pipeline(tasks=2, partitions=1, backup=["blob-store"])
+    job.produce(20)
+    running = job.query().trigger(processingTime="100 milliseconds").start()
+    mapping, new = job.config.to_mapping(), (job.directory / "new").as_uri()
+    try:
+        running.processAllAvailable()
+        for wrong, error in (
+            (job.query(config=JobConfig.from_mapping({**mapping, "job.tasks": 3})), LayoutMismatch),
+            (
+                job.query(config=JobConfig.from_mapping({**mapping, "stores.more.value.serde": "bytes"})),
+                PermissionNeeded,
+            ),
+            (job.query().input(job.rows("earliest")).option("checkpointLocation", new), BatchMismatch),
+        ):
+            with pytest.raises(error):
+                wrong.start()
+        job.produce(20)
+        running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.state("blob-store") == job.produced
+
+
 def test_an_incomplete_query(pipeline: MakePipeline) -> None:
     """Each missing part of a query is named before the query changes the job."""
     job = pipeline()
@@ -274,6 +338,9 @@ def test_an_incomplete_query(pipeline: MakePipeline) -> None:
     )
     with pytest.raises(InvalidError, match=r"set blob\.store\.uri"):
         job.query(config=changelog).start()
+    scratch = JobConfig.from_mapping({**job.config.to_mapping(), "stores.scratch.backup.factories": []})
+    with pytest.raises(ConfigError, match="empty at the beginning of every batch"):
+        job.query(config=scratch).start()
     with pytest.raises(InvalidError, match="micro-batches"):
         job.query().trigger(continuous="1 second")
     job.produce(1)

@@ -198,20 +198,24 @@ def look_at_published(
     *,
     serdes_follow: bool = False,
     adopting: bool = False,
+    only_settled: bool = False,
 ) -> tuple[Mapping[str, CheckpointRecord], Mapping[str, Permissions]]:
     """Steps 3 and 4, for owners and for those who only look. The arguments are those of :func:`read_published`.
+
+    Args:
+        only_settled: wait for no open transaction.
 
     Returns: task → its newest record, of the tasks that have one; and task → the permissions of its opening.
     Raises: as :func:`read_published`.
     """
-    found = _read(log, tasks)  # 3
+    found = _read(log, tasks, only_settled)  # 3
     if not adopting:
         _refuse_reserved(services, log, tasks)
     try:
         permissions = _checked(services, log, found, layout, tasks, given)  # 4
     except PermissionNeeded:
         # the signs of state may be newer than the read: another process's first publish
-        before, found = found, _read(log, tasks)
+        before, found = found, _read(log, tasks, only_settled)
         if found.keys() == before.keys():
             raise
         permissions = _checked(services, log, found, layout, tasks, given)
@@ -220,9 +224,9 @@ def look_at_published(
     return found, permissions
 
 
-def _read(log: CheckpointLog, tasks: Collection[str]) -> Mapping[str, CheckpointRecord]:
+def _read(log: CheckpointLog, tasks: Collection[str], only_settled: bool) -> Mapping[str, CheckpointRecord]:
     """The records of these tasks. Of the job's other tasks, of which there may be thousands, only what is current."""
-    mine = log.read(tasks)
+    mine = log.read(tasks, only_settled=only_settled)
     return {**log.current(), **mine}
 
 

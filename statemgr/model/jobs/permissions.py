@@ -26,6 +26,7 @@ class PermissionFlags(TypedDict, total=False):
     allow_new_stores: bool
     allow_removed_stores: bool
     allow_skipped_input: bool
+    allow_skipped_output: bool
     allow_serde_change: bool
     overwrite_changelog: bool
     allow_repeated_input: bool
@@ -41,6 +42,7 @@ class Permissions:
         allow_removed_stores: drop stores that the checkpoint lists.
         allow_skipped_input: continue although an input topic was deleted and created again. A consumer loop also starts
             where the input begins if the checkpoint's offset is gone, and a query on Spark may leave out a topic.
+        allow_skipped_output: a query on Spark does not deliver the rows of its last batch again, whose blobs are lost.
         allow_serde_change: continue with other serdes than those that wrote the checkpoint's keys and values.
         overwrite_changelog: delete records of a changelog that no checkpoint of the job explains.
         allow_repeated_input: begin at the offsets of an adoption although the old job has gone on since.
@@ -50,6 +52,7 @@ class Permissions:
     allow_new_stores: bool = False
     allow_removed_stores: bool = False
     allow_skipped_input: bool = False
+    allow_skipped_output: bool = False
     allow_serde_change: bool = False
     overwrite_changelog: bool = False
     allow_repeated_input: bool = False

@@ -21,6 +21,7 @@ _HELP = {
     "allow_new_stores": "Start stores that the checkpoint does not list, empty.",
     "allow_removed_stores": "Remove stores that the checkpoint lists.",
     "allow_skipped_input": "Continue, although input was lost, or its topic was created again or is not read any more.",
+    "allow_skipped_output": "On Spark: continue, although the rows of the last batch are lost.",
     "allow_serde_change": "Continue with serdes other than the checkpoint's.",
     "overwrite_changelog": "Delete the records of a changelog that this job did not write.",
     "allow_repeated_input": "Begin where the old job was adopted, although it has gone on since.",
