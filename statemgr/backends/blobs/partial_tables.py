@@ -36,7 +36,8 @@ _FEW = 4
 #: The hint for those that read a state that a job may delete.
 _READERS = (
     "if the job no longer retains the checkpoint, open the store again. To keep it open for long, fetch it as a whole "
-    "first (`JobReader.open_store` with whole=True), or keep the checkpoint: `statemgr checkpoints tag ID --keep`"
+    "first (the argument `whole` of `JobReader.open_store`), or keep the checkpoint: `statemgr checkpoints tag ID "
+    "--keep`"
 )
 #: How often a part is fetched while reads by need write something else to it.
 _TRIES = 3
