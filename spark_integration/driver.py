@@ -100,6 +100,8 @@ class Plan:
     output: Output
     on_batch: OnBatch | None = None
     run_stage: RunStage | None = None
+    #: Whether the job's brokers have the input, as far as their addresses tell.
+    is_from_own_brokers: bool = False
 
 
 class Driver:
@@ -138,7 +140,7 @@ class Driver:
         self._recreated = self._inputs.recreated
         #: Where partitions begin whose next records are gone, if they may be skipped.
         self._skipped: Mapping[str, int] = {}
-        if epoch.permissions.allow_skipped_input:
+        if plan.is_from_own_brokers and epoch.permissions.allow_skipped_input:
             self._skipped = self._inputs.gone(self.input_offsets() or {})
 
     @property
@@ -168,9 +170,11 @@ class Driver:
         Topics that are read from their beginning again with permission are left out, and so are records that are gone.
         Raises: BatchMismatch if tasks disagree about a partition, as after a consumer loop.
         """
+        return {**self._published_offsets(), **self._skipped} if self.published() else None
+
+    def _published_offsets(self) -> dict[str, int]:
+        """As :meth:`input_offsets`, without looking at what is gone."""
         published = self.published()
-        if not published:
-            return None
         offsets: dict[str, int] = {}
         last: Mapping[str, int] = {}
         for task, checkpoint in published.items():
@@ -186,7 +190,6 @@ class Driver:
                         partition=partition,
                         task=task,
                     )
-        offsets |= self._skipped
         return {name: offset for name, offset in offsets.items() if source_topic(name) not in self._recreated}
 
     def starting_offsets(self) -> StartingOffsets:
@@ -300,7 +303,8 @@ class Driver:
         fetched = None
         if not replayed:
             # 2. run the stage, 3. collect
-            self._inputs.expect_from(source.start)  # Spark skips what is gone with failOnDataLoss=false
+            if self.plan.is_from_own_brokers and not self._epoch.permissions.allow_skipped_input:
+                self._inputs.expect_from(source.start)  # Spark skips what is gone with failOnDataLoss=false
             prepared, tasks = self._run_stage(rows, source)
             topic_ids = self._inputs.asked(source.end)  # after the rows were read, which came from these topics
             staged = now()
@@ -381,7 +385,12 @@ class Driver:
         self.plan.partitioning.offsets_of_tasks(self.plan.config.tasks, source.end)  # refuses foreign partitions
         others = others_of(published.end_offsets) if published else {}
         permitted = self._epoch.permissions.allow_skipped_input
-        check_continues(source, self.input_offsets(), others, allow_skipped=permitted)
+        offsets = self.input_offsets()
+        if self._skipped and offsets is not None:
+            # the first batch of a kept location begins where the last one ended, and Spark skips what is gone
+            published_at = self._published_offsets()
+            offsets |= {name: at for name, at in published_at.items() if source.start.get(name) == at}
+        check_continues(source, offsets, others, allow_skipped=permitted)
         return False
 
     def _has_nothing_to_do(self, source: BatchInput) -> bool:
@@ -521,7 +530,8 @@ class Driver:
             try:
                 checkpoints = self._manager.publish(prepared, batch, refill=self._epoch.refill, wait=False)
             except (RetryableError, OutcomeUnknownError) as error:
-                if not left or isinstance(error, BackupLost):  # only a commit of the whole state can go on
+                # a lost backup needs a commit of the whole state
+                if not left or self.stopping or isinstance(error, BackupLost):
                     raise
                 story.publishing_again(self.plan.config.job_name, error)
             else:

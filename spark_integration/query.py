@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from spark_integration import story
+from spark_integration.brokers import has_own_input
 from spark_integration.context import Bound, ProcessFunction, Program
 from spark_integration.driver import Driver, Plan, RunStage
 from spark_integration.heartbeat import with_heartbeat
@@ -222,7 +223,8 @@ class StatefulQuery:
             except (MissingError, CorruptError):
                 manager.confirm()
                 raise
-            driver = Driver(self._plan(bound, run_stage), manager, epoch)
+            plan = replace(self._plan(bound, run_stage), is_from_own_brokers=has_own_input(rows, self.config))
+            driver = Driver(plan, manager, epoch)
             manager.when_damaged(driver.repair)
         except BaseException:
             manager.close()

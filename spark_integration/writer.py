@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from spark_integration.brokers import BROKERS, are_same
 from spark_integration.outputs import (
     FILE_FORMATS,
     ConsoleOutput,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from statemgr.engine import PermissionFlags
 
 LOCATION = "checkpointLocation"
-_BROKERS = "kafka.bootstrap.servers"
 
 
 class StatefulWriter:
@@ -195,11 +195,10 @@ class StatefulWriter:
 
     def _of_kafka(self, options: dict[str, str]) -> Output:
         """Records in the transaction of the state, unless the option names brokers that are not the job's."""
-        own = _addresses(str(self._query.config.kafka_client("producer")["bootstrap.servers"]))
-        named = _addresses(options.get(_BROKERS, "")) or own
-        if not (named <= own or own <= named):
+        own = str(self._query.config.kafka_client("producer")["bootstrap.servers"])
+        if not are_same(options.get(BROKERS, ""), own):
             return FormatOutput("kafka", self._query.config.job_key, None, (), options)
-        lost = sorted(name for name in options if name.startswith("kafka.") and name != _BROKERS)
+        lost = sorted(name for name in options if name.startswith("kafka.") and name != BROKERS)
         if lost:
             raise InvalidError(
                 f"the option {lost[0]} has no effect, because the job's own producer sends the records",
@@ -207,7 +206,3 @@ class StatefulWriter:
                 option=lost[0],
             )
         return KafkaOutput(options.get("topic"))
-
-
-def _addresses(servers: str) -> set[str]:
-    return {address.strip().lower() for address in servers.split(",") if address.strip()}

@@ -22,7 +22,7 @@ _LOG_S = 10.0
 _AGAIN_S = 5.0
 
 
-@dataclass
+@dataclass(eq=False)
 class AssignedTask:
     """Task ``index`` of this member. Only the loop's thread uses it.
 
@@ -69,6 +69,10 @@ class AssignedTask:
     at_end: bool = False
     _commit: Future[Checkpoint] | None = None
     _commit_started: float = 0.0
+    #: Seconds for which this process was suspended since then.
+    _suspended_s: float = 0.0
+    #: Since when a repair of the backups has kept a commit that is due from starting.
+    _kept_since: float | None = None
     _failing_since: float | None = None
     #: When a commit that failed is due again.
     _again_s: float = float("inf")
@@ -143,8 +147,9 @@ class AssignedTask:
             self.task.metrics.skipped()  # the next one covers it
         elif self.dirty and self.begun and not self.task.may_commit():
             self._again_s = self.clock.monotonic()
+            self._kept_since = self._again_s if self._kept_since is None else self._kept_since
         elif self.dirty and self.begun:
-            self._commit_started = self.clock.monotonic()
+            self._commit_started, self._suspended_s, self._kept_since = self.clock.monotonic(), 0.0, None
             try:
                 self._prove(self.task)
                 self._commit = self.task.commit_async(self.offsets)
@@ -175,21 +180,24 @@ class AssignedTask:
         self.dirty = self.held = self.announced = False
         self._made = 0
         self.reopened, self._failing_since, self._again_s = self.reopened or not waits, None, float("inf")
+        self._kept_since = None
 
     def hold_back(self) -> bool:
         """Whether to process nothing for now, because the commit in progress is older than
-        ``task.commit.max.delay.ms``, or much output waits for a commit.
+        ``task.commit.max.delay.ms``, or one that is due waits as long for a repair, or much output waits for a commit.
 
         Raises: UnavailableError if the commit is older than ``task.commit.timeout.ms``.
         """
         if self.task is None or not self.begun:
             return False
-        age = self.task.pending_commit_seconds or 0.0
-        if age and self.clock.monotonic() - self._commit_started > self.commit_timeout_s:
+        age = max(0.0, (self.task.pending_commit_seconds or 0.0) - self._suspended_s)
+        if age > self.commit_timeout_s:
             raise UnavailableError(
                 f"a commit did not end within task.commit.timeout.ms = {self.commit_timeout_s * 1000:.0f}",
                 task=self.task.name,
             )
+        if self._kept_since is not None:
+            age = max(age, self.clock.monotonic() - self._kept_since)
         self.task.metrics.log.waits(age)
         held = age > self.max_delay_s or self.task.has_much_output
         self.task.metrics.hold(held)
@@ -199,6 +207,7 @@ class AssignedTask:
         """This process was suspended: no time has passed for commits, and the one in progress fails by itself if its
         transaction has timed out."""
         self._commit_started += seconds
+        self._suspended_s += seconds
         if self._failing_since is not None:
             self._failing_since += seconds
 

@@ -308,7 +308,8 @@ class AssignedTasks:
         except BaseException:
             task.close()
             raise
-        self._opened.add(task.name)
+        if task.last_checkpoint is not None:  # otherwise the first commit uses up the permissions
+            self._opened.add(task.name)
         return task
 
 

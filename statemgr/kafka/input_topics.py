@@ -234,7 +234,8 @@ class TaskInputs:
         for name, start in self.gone(offsets).items():
             raise MissingState(
                 f"the next records of the input are gone: offset {offsets[name]} is next, and the first one is {start}",
-                hint=f"{GONE} (on Spark, at a new checkpoint location if you keep one)",
+                hint=f"{GONE} (on Spark, at a new checkpoint location if you keep one; at that one, with "
+                "failOnDataLoss=false, if another source needs it)",
                 partition=name,
                 task=self._task,
             )

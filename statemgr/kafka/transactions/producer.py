@@ -298,10 +298,13 @@ class KafkaTransaction:
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         assert topic is not None
-        if partition is not None and partition >= 0 and (place := (topic, partition)) not in self._reported:
+        if partition is not None and partition >= 0:
+            place = topic, partition
+            if error is not None and error.code() != KafkaError._PURGE_QUEUE:
+                self.written[place] = None  # the record may have arrived, and may do so after the abort
+            elif place not in self._reported:
+                self.written[place] = offset if error is None and offset is not None and offset >= 0 else None
             self._reported.add(place)
-            # after an error, the record may have arrived, too
-            self.written[place] = offset if error is None and offset is not None and offset >= 0 else None
         if error is not None:
             if error.code() not in AFTER_EFFECTS and self.refused is None:
                 self._failed, self.refused = error, (topic, partition)

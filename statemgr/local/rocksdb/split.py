@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from rocksdict import Options, ReadOptions, SstFileWriter
@@ -27,7 +28,8 @@ Pair = tuple[bytes, bytes]
 _READAHEAD = 256 * 1024
 #: Bytes of values that fill a batch. They are counted after each piece: at most so many items, and about so
 #: many bytes if the items are as large as those before.
-_FULL, _PIECE, _PIECE_BYTES = 16 * 1024 * 1024, 32, 1024 * 1024
+_FULL, _PIECE, _PIECE_BYTES = 16 * 1024 * 1024, 64, 1024 * 1024
+_VALUE = itemgetter(1)
 #: Bytes of a table after which the next one begins.
 _TABLE_SIZE = 64 * 1024 * 1024
 #: Tables that are ingested together. RocksDB may put each of them into level 0.
@@ -88,7 +90,7 @@ def in_batches(items: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
             if not piece:
                 break
             batch += piece
-            added = sum([len(value) for _, value in piece])  # keys are small, and a count of them takes as long
+            added = sum(map(len, map(_VALUE, piece)))  # keys are small, and a count of them takes as long
             held += added
             piece_size = min(_PIECE, max(1, _PIECE_BYTES * len(piece) // (added or 1)))
         if not batch:

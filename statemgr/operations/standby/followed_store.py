@@ -68,7 +68,7 @@ class FollowedStore:
         self._store = store
         self._lock = threading.RLock()
         self._refreshed_s: float | None = None
-        #: Why the last refresh failed, if it did, and when it ended.
+        #: Why the last refresh failed, if it did, and until when this is the answer.
         self._failed: tuple[StatemgrError, float] | None = None
         #: The layout of the copies.
         self._generation: int | None = None
@@ -89,8 +89,8 @@ class FollowedStore:
 
     def refresh(self, older_than_s: float = 0.0) -> None:
         """Bring the copy to the newest checkpoint of every task, unless that was done in the last ``older_than_s``
-        seconds. If it has failed in these, this raises the same error, because a failure may take minutes: another call
-        for each task of a loop would make the loop miss ``max.poll.interval.ms``.
+        seconds. If it has just failed, this raises the same error for as long as that took, because a failure may take
+        minutes: another one for each task of a loop would make the loop miss ``max.poll.interval.ms``.
 
         Raises: MissingState (no checkpoint yet), MissingBlob, CorruptError, UnavailableError, AccessDenied, DiskFull.
             The copy then stays as it is for the tasks that failed, and for all of them if the job was rescaled: keys
@@ -100,18 +100,20 @@ class FollowedStore:
             now_s = self._services.clock.monotonic()
             if self._refreshed_s is not None and now_s - self._refreshed_s < older_than_s:
                 return
-            if self._failed is not None and now_s - self._failed[1] < older_than_s:
+            if older_than_s and self._failed is not None and now_s < self._failed[1]:
                 raise self._failed[0].with_traceback(None)
             try:
-                vanished = self._turn()
+                checked = set[str]()
+                vanished = self._turn(checked)
                 for _ in range(_TURNS):
                     if vanished is None:
                         break
-                    vanished = self._turn()
+                    vanished = self._turn(checked)
                 if vanished is not None:
                     raise vanished
             except StatemgrError as error:
-                self._failed = error, self._services.clock.monotonic()
+                ended_s = self._services.clock.monotonic()
+                self._failed = error, ended_s + min(older_than_s, ended_s - now_s)
                 raise
             self._refreshed_s, self._failed = now_s, None
 
@@ -168,8 +170,11 @@ class FollowedStore:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _turn(self) -> MissingState | CorruptFile | None:
+    def _turn(self, checked: set[str]) -> MissingState | CorruptFile | None:
         """Follow every task. Copies of another layout replace all others at once, when all of them are open.
+
+        Args:
+            checked: the tasks whose files were damaged in an earlier turn, and have been checked since; updated.
 
         Returns: an error if a directory was removed meanwhile or is damaged, or the job was rescaled: the next turn
         fetches again.
@@ -199,6 +204,10 @@ class FollowedStore:
                         if followed.generation != self._follower.generation:
                             raise MissingState("the job was rescaled in the meantime", job=self._config.job_name)
                 except CorruptFile as error:
+                    if task in checked:
+                        errors.append(error)
+                        continue
+                    checked.add(task)
                     self._distrust(task, error)
                     vanished = error
                 except MissingState as error:

@@ -166,7 +166,7 @@ class Follower:
             seconds = self._services.clock.monotonic() - started
             return Followed(task, current, tuple(stores), seconds, generation=record.layout.generation)
         else:
-            if isinstance(failure, MissingError):
+            if isinstance(failure, MissingError) and record.find(str(current.checkpoint_id)) is None:
                 failure = UnavailableError(
                     f"the job has deleted {_CHASES} checkpoints, each before all of it was fetched: {failure.message}",
                     hint="the next try goes on with what was fetched. If it never ends, let the job retain more: raise "

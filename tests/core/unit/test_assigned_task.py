@@ -110,6 +110,35 @@ def test_a_commit_does_not_wait_for_a_repair() -> None:
     assert task.begun == 1
 
 
+def test_a_task_is_held_back_while_a_repair_takes_long() -> None:
+    """Otherwise it would collect changes and output without a limit. The repair does not end the loop."""
+    found, _ = owned(UnavailableError("not begun"), 60.0)
+    task = SlowTask(UnavailableError("not begun"))
+    task.pending_commit_seconds, task.repairs = 0.0, True
+    found.task, found.clock = task, clock = task, ManualClock()  # type: ignore[assignment]
+    for second in range(120):
+        found.start_commit()
+        assert found.hold_back() == (second > 1)
+        clock.sleep(1.0)
+    task.repairs = False
+    found.start_commit()
+    assert found.committing
+    assert not found.hold_back()
+
+
+def test_the_age_of_a_commit_is_its_own() -> None:
+    """Neither a clock that leaps when a stop gives up, nor a commit that the application began, ends the loop."""
+    found, _ = owned(UnavailableError("slow"), 60.0)
+    task = SlowTask(UnavailableError("slow"))
+    task.pending_commit_seconds = 0.5
+    found.task, found.clock = task, clock = task, ManualClock()  # type: ignore[assignment]
+    clock.sleep(1000)
+    assert not found.hold_back()
+    found.start_commit()
+    clock.sleep(1000)
+    assert not found.hold_back()
+
+
 @pytest.mark.parametrize("suspended_s", [0, 395])
 def test_a_suspended_process_goes_on(suspended_s: float) -> None:
     """J2.8: it was suspended with a commit in progress, for longer than commits may take. The commit fails by itself,

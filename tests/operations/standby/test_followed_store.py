@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager
 from statemgr.cli.main import cli
-from statemgr.errors import ConfigError, DiskFull, MissingBlob, MissingState, UnavailableError
+from statemgr.errors import ConfigError, CorruptFile, DiskFull, MissingBlob, MissingState, UnavailableError
 from statemgr.ids import task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.local.machine import SystemClock
-from statemgr.operations.standby import standby
+from statemgr.operations.standby import followed_store, standby
 from statemgr.operations.standby.followed_store import FollowedStore
 from statemgr.ports import LocalDirectories
 from statemgr.services import Services
@@ -178,6 +178,25 @@ def test_a_damaged_file_is_fetched_again(servers: MemoryServers, restarted: bool
             assert followed.get_many(list(state)) == list(state.values())
     with FollowedStore(reader, "totals", services=servers.services) as followed:
         assert followed.get_many(list(state)) == list(state.values())
+
+
+def test_files_that_cannot_be_opened_are_checked_once(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hashes are right, so fetching them again does not help."""
+    opened: list[object] = []
+
+    def refuse(*where: object) -> NoReturn:
+        opened.append(where)
+        raise CorruptFile("this version cannot read it")
+
+    config = servers.on_disk(servers.config, "disk")
+    with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
+    monkeypatch.setattr(followed_store, "open_snapshot", refuse)
+    reader = servers.on_disk(servers.config, "reader")
+    with FollowedStore(reader, "totals", services=servers.services) as followed, pytest.raises(CorruptFile):
+        followed.refresh()
+    assert len(opened) == 2
 
 
 def test_a_job_that_deletes_checkpoints_faster_than_they_are_fetched(
