@@ -386,8 +386,8 @@ class Driver:
         others = others_of(published.end_offsets) if published else {}
         permitted = self._epoch.permissions.allow_skipped_input
         offsets = self.input_offsets()
-        if self._skipped and offsets is not None:
-            # the first batch of a kept location begins where the last one ended, and Spark skips what is gone
+        if self._skipped and offsets is not None and others:
+            # only the kept location has these: it begins where its last batch ended, and Spark skips what is gone
             published_at = self._published_offsets()
             offsets |= {name: at for name, at in published_at.items() if source.start.get(name) == at}
         check_continues(source, offsets, others, allow_skipped=permitted)

@@ -163,8 +163,9 @@ class Tree:
 
     def _make_root(self) -> None:
         """Make the root, also durably: another writer may have just made it."""
+        was_known = self._is_known  # before the look: another thread may make the root and use it meanwhile
         missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
-        if missing and self._is_known:
+        if missing and was_known:
             raise self._unmounted("does not exist")
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self.root.mkdir(mode=0o700, exist_ok=True)

@@ -66,7 +66,8 @@ class AssignedTasks:
         self._topics = list(topics)
         self._permissions = permissions
         self._group = GroupOffsets(consumer)
-        self._opened: set[str] = set()
+        #: task → as it was opened last
+        self._opened: dict[str, Task] = {}
         self._owned: dict[int, AssignedTask] = {}
         #: (topic, partition) → its task and position
         self._by_place: dict[tuple[str, int], tuple[AssignedTask, InputPosition]] = {}
@@ -288,11 +289,16 @@ class AssignedTasks:
         return position
 
     def _permissions_of(self, index: int) -> Permissions:
-        return NO_PERMISSIONS if task_name(index) in self._opened else self._permissions
+        return NO_PERMISSIONS if self._was_published(task_name(index)) else self._permissions
+
+    def _was_published(self, task: str) -> bool:
+        """Whether this process has had the task with a checkpoint: the permissions were for that one, or for the first
+        commit."""
+        return task in self._opened and self._opened[task].last_checkpoint is not None
 
     def _fence(self, lost: Mapping[str, threading.Event]) -> None:
         """Runs before any of these tasks reads the checkpoint topic."""
-        empty = self._permissions.allow_empty_start and not self._opened & lost.keys()
+        empty = self._permissions.allow_empty_start and not any(map(self._was_published, lost))
         self._manager.fence_tasks(list(lost), still_owned=lambda task: not lost[task].is_set(), allow_empty_start=empty)
 
     def _open(self, index: int, fencing: Future[None], lost: threading.Event) -> Task:
@@ -308,8 +314,7 @@ class AssignedTasks:
         except BaseException:
             task.close()
             raise
-        if task.last_checkpoint is not None:  # otherwise the first commit uses up the permissions
-            self._opened.add(task.name)
+        self._opened[task.name] = task
         return task
 
 

@@ -211,14 +211,15 @@ def look_at_published(
     found = _read(log, tasks, only_settled)  # 3
     if not adopting:
         _refuse_reserved(services, log, tasks)
-    try:
-        permissions = _checked(services, log, found, layout, tasks, given)  # 4
-    except PermissionNeeded:
-        # the signs of state may be newer than the read: another process's first publish
-        before, found = found, _read(log, tasks, only_settled)
-        if found.keys() == before.keys():
-            raise
-        permissions = _checked(services, log, found, layout, tasks, given)
+    permissions: Mapping[str, Permissions] | None = None
+    while permissions is None:
+        try:
+            permissions = _checked(services, log, found, layout, tasks, given)  # 4
+        except PermissionNeeded:
+            # the signs of state may be newer than the read: first publishes of another process, one for each task
+            before, found = found, _read(log, tasks, only_settled)
+            if found.keys() == before.keys():
+                raise
     records = {task: found.get(task) for task in tasks}
     check_changes(services, records, permissions, application_may_choose=serdes_follow)
     return found, permissions

@@ -68,8 +68,8 @@ class FollowedStore:
         self._store = store
         self._lock = threading.RLock()
         self._refreshed_s: float | None = None
-        #: Why the last refresh failed, if it did, and until when this is the answer.
-        self._failed: tuple[StatemgrError, float] | None = None
+        #: Why the last refresh failed, if it did, when it ended, and how long it took.
+        self._failed: tuple[StatemgrError, float, float] | None = None
         #: The layout of the copies.
         self._generation: int | None = None
         self._copies: dict[str, _Copy] = {}
@@ -100,7 +100,7 @@ class FollowedStore:
             now_s = self._services.clock.monotonic()
             if self._refreshed_s is not None and now_s - self._refreshed_s < older_than_s:
                 return
-            if older_than_s and self._failed is not None and now_s < self._failed[1]:
+            if self._failed is not None and now_s - self._failed[1] < min(older_than_s, self._failed[2]):
                 raise self._failed[0].with_traceback(None)
             try:
                 checked = set[str]()
@@ -113,7 +113,7 @@ class FollowedStore:
                     raise vanished
             except StatemgrError as error:
                 ended_s = self._services.clock.monotonic()
-                self._failed = error, ended_s + min(older_than_s, ended_s - now_s)
+                self._failed = error, ended_s, ended_s - now_s
                 raise
             self._refreshed_s, self._failed = now_s, None
 

@@ -16,6 +16,7 @@ from statemgr.consumer.assigned_tasks import AssignedTasks
 from statemgr.engine import opening
 from statemgr.errors import UnavailableError
 from statemgr.kafka.transactions.publisher import TransactionalPublisher
+from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.services import Services
 from statemgr.testing.memory_servers import MemoryServers
 from tests.kafka_jobs import wait_until
@@ -47,6 +48,19 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
         yield manager, tasks, owned
         tasks.shut_down(lambda: False)
     servers.close()
+
+
+def test_a_permission_is_for_the_first_checkpoint(member: Member) -> None:
+    """It is given again to a task that has left without one, and not after a commit."""
+    _, tasks, owned = member
+    tasks.add([TopicPartition("orders", 1)])
+    (other,) = (one for one in tasks if one is not owned)
+    wait_until(other.restored)
+    tasks._permissions = given = Permissions(allow_empty_start=True)
+    assert [tasks._permissions_of(0), tasks._permissions_of(1)] == [NO_PERMISSIONS, given]
+    assert other.task is not None
+    other.task.commit({"orders-1": 0})
+    assert tasks._permissions_of(1) == NO_PERMISSIONS
 
 
 def trying(tasks: AssignedTasks, condition: Callable[[], bool]) -> Callable[[], bool]:

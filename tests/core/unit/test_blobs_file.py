@@ -280,6 +280,23 @@ def test_a_root_whose_disk_is_no_longer_mounted_takes_nothing(tmp_path: Path, ca
     _calls(store)[call]()
 
 
+def test_first_writes_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One makes the root after the other has seen that it is missing: no disk is gone."""
+    root, real, others = tmp_path / "blobs", Path.exists, list[str]()
+    store = FileBlobStore(root, SystemClock())
+
+    def exists(path: Path) -> bool:
+        found = real(path)
+        if path == root and not others:
+            others.append("job/other")
+            store.put("job/other", b"x", ttl_days=1)
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists)
+    store.put("job/blob", b"x", ttl_days=1)
+    assert {blob.blob_id for blob in store.list("job/").blobs} == {"job/blob", *others}
+
+
 def test_a_disk_that_is_mounted_again_may_have_other_numbers(tmp_path: Path) -> None:
     """A network file system gets a new device number, so a root with the job's directory is the same one."""
     root = tmp_path / "mount"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import count
 
 import pytest
 
 from statemgr.engine.opening import Assignment, OpenTasks
 from statemgr.errors import InvalidError, OpeningCancelled, RetryableError, UnavailableError
-from statemgr.flows.opening import restore
+from statemgr.flows.opening import open_job, restore
+from statemgr.ids import task_name
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.local.machine import SystemClock
+from statemgr.model.checkpoint import CheckpointRecord
+from statemgr.ports import CheckpointLog
 from statemgr.stores.open_store import OpenStore
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.transfer.transfer import Transfer
@@ -40,6 +45,25 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     monkeypatch.setattr(OpenStore, "close", failing)
     return seen
+
+
+def test_first_publishes_of_another_process_are_no_lost_checkpoints(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes after a read of the topic and before the look at what this machine knows. Found by a simulation."""
+    real, config = open_job._read, servers.on_disk(servers.config, "disk")
+    with servers.manager(config, "kafka-partition") as owner, ExitStack() as ends:
+        tasks = [ends.enter_context(owner.open_task(task_name(number))) for number in range(3)]
+
+        def read(log: CheckpointLog, names: Collection[str], only_settled: bool) -> Mapping[str, CheckpointRecord]:
+            found = real(log, names, only_settled)
+            if tasks:
+                tasks.pop().commit({})
+            return found
+
+        monkeypatch.setattr(open_job, "_read", read)
+        with servers.manager(config, "kafka-partition") as other:
+            assert other.look().keys() == {task_name(number) for number in range(3)}
 
 
 def test_what_gives_way_is_waited_for_until_it_has() -> None:
