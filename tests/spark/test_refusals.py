@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -278,14 +279,26 @@ def test_a_query_that_was_taken_over(pipeline: MakePipeline) -> None:
     assert job.state("blob-store") == before
 
 
+@contextmanager
+def goes_on(job: Pipeline, query: Any) -> Iterator[None]:
+    """A block in which the query runs. It processes what comes before the block, and what comes after it."""
+    job.produce(20)
+    running = query.trigger(processingTime="100 milliseconds").start()
+    try:
+        running.processAllAvailable()
+        yield
+        job.produce(20)
+        running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.state("blob-store") == job.produced
+
+
 def test_what_spark_refuses_does_not_end_the_running_query(pipeline: MakePipeline) -> None:
     """A wrong trigger, a name that is taken and an impossible location are found before the job is taken over."""
     job = pipeline(tasks=1, partitions=1)
-    job.produce(20)
     name = job.config.job_name
-    running = job.query().trigger(processingTime="100 milliseconds").queryName(name).start()
-    try:
-        running.processAllAvailable()
+    with goes_on(job, job.query().queryName(name)):
         for wrong, message in (
             (job.query().trigger(processingTime="10 secondz"), "secondz"),
             (job.query().trigger(processingtime="10 seconds"), "processingtime"),
@@ -295,21 +308,13 @@ def test_what_spark_refuses_does_not_end_the_running_query(pipeline: MakePipelin
         ):
             with pytest.raises(InvalidError, match=message):
                 wrong.start()
-        job.produce(20)
-        running.processAllAvailable()
-    finally:
-        running.stop()
-    assert job.state("blob-store") == job.produced
 
 
 def test_a_query_that_is_refused_does_not_end_the_running_one(pipeline: MakePipeline) -> None:
     """What contradicts the published state is found before the job is taken over."""
     job = pipeline(tasks=2, partitions=1, backup=["blob-store"])
-    job.produce(20)
-    running = job.query().trigger(processingTime="100 milliseconds").start()
     mapping, new = job.config.to_mapping(), (job.directory / "new").as_uri()
-    try:
-        running.processAllAvailable()
+    with goes_on(job, job.query()):
         for wrong, error in (
             (job.query(config=JobConfig.from_mapping({**mapping, "job.tasks": 3})), LayoutMismatch),
             (
@@ -320,11 +325,6 @@ def test_a_query_that_is_refused_does_not_end_the_running_one(pipeline: MakePipe
         ):
             with pytest.raises(error):
                 wrong.start()
-        job.produce(20)
-        running.processAllAvailable()
-    finally:
-        running.stop()
-    assert job.state("blob-store") == job.produced
 
 
 def test_an_incomplete_query(pipeline: MakePipeline) -> None:
