@@ -17,6 +17,7 @@ import fastavro
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
+from statemgr.serdes.avro_defaults import convert_defaults, unshared
 from statemgr.serdes.avro_exact import Checks
 from statemgr.serdes.avro_weight import Weight
 from statemgr.serdes.serde import Serde
@@ -60,7 +61,7 @@ class AvroBody:
     """Values of one schema ↔ Avro's binary encoding. Every decoder of Avro checks weight, depth and end here.
 
     Args:
-        schema: as fastavro's ``parse_schema`` gives it.
+        schema: as fastavro's ``parse_schema`` gives it. Its defaults are converted in place.
         ratio: bytes of memory that each byte of a value may take,
         free: in addition to this many bytes for any value.
         named: for values that this software makes itself, which need no check. Members of a union of records are read
@@ -75,6 +76,7 @@ class AvroBody:
         self._weight = Weight(schema, ratio=ratio, free=free)
         self._check = None if named else Checks().of(schema)
         self._is_logical = '"logicalType":' in json.dumps(schema)
+        self._has_shared = convert_defaults(schema)
 
     def encode(self, value: Any, header: bytes) -> bytes:
         """``header``, and then the value.
@@ -97,8 +99,8 @@ class AvroBody:
             self._weight.check(data, len(header))
         return data
 
-    def decode(self, data: bytes, start: int, reader: Any = None) -> Any:
-        """The value from ``start`` to the end, resolved into the schema ``reader`` if there is one.
+    def decode(self, data: bytes, start: int, reader: AvroBody | None = None) -> Any:
+        """The value from ``start`` to the end, resolved into the schema of ``reader`` if there is one.
 
         Raises: ValueError if the bytes are not exactly one value, or would take too much memory.
         """
@@ -109,13 +111,17 @@ class AvroBody:
         names = self._named
         try:
             value = fastavro.schemaless_reader(
-                source, self.schema, reader, return_record_name=names, return_record_name_override=names
+                source,
+                self.schema,
+                None if reader is None else reader.schema,
+                return_record_name=names,
+                return_record_name_override=names,
             )
         except Exception as error:  # arbitrary bytes; whatever the parser raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if (left := len(data) - source.tell()) != 0:
             raise ValueError(f"{left} bytes are left after it" if left > 0 else "the bytes end within it")
-        return value
+        return value if reader is None or not reader._has_shared else unshared(value)
 
 
 class SingleObjects:
@@ -154,7 +160,7 @@ class SingleObjects:
         body = self._known.get(data[:HEADER_SIZE])
         if body is None:
             raise ValueError(unknown_header(data[:HEADER_SIZE]))
-        return body.decode(data, HEADER_SIZE, None if body is self._newest else self.schema)
+        return body.decode(data, HEADER_SIZE, None if body is self._newest else self._newest)
 
 
 def unknown_header(data: bytes) -> str:

@@ -113,7 +113,7 @@ class SchemaRegistry:
             body = known[writer]
             if body is None:
                 return data[_HEADER:]
-            return body.decode(data, _HEADER, None if own is None or body is own else own.schema)
+            return body.decode(data, _HEADER, None if body is own else own)
 
         return self._serde(subject, "avro", write, read)
 

@@ -202,6 +202,74 @@ def test_avro_evolution_without_a_default() -> None:
         avro_serde([FIRST, third]).deserialize(old)
 
 
+def record(*fields: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a record with a whole number, and these fields."""
+    return {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}, *fields]}
+
+
+STRINGS = {"type": "array", "items": "string"}
+INNER = {
+    "type": "record",
+    "name": "I",
+    "fields": [{"name": "x", "type": "bytes", "default": "\xff"}, {"name": "of", "type": STRINGS, "default": []}],
+}
+
+
+@pytest.mark.parametrize("form", ["record", "map", "union"])
+def test_each_avro_value_has_its_own_default(form: str) -> None:
+    """A list or a map that is a default belongs to one value: what is added to it appears nowhere else."""
+    fields = [{"name": name, "type": {"type": "map", "values": STRINGS}, "default": {"x": []}} for name in ("a", "b")]
+    old, new = (
+        json.dumps({"record": of, "map": {"type": "map", "values": of}, "union": ["null", of]}[form])
+        for of in (record(), record(*fields))
+    )
+    values = {"k": {"n": 1}, "l": {"n": 1}} if form == "map" else {"n": 1}
+    data, evolved = avro_serde([old]).serialize(values), avro_serde([old, new])
+    first, second = evolved.deserialize(data), evolved.deserialize(data)
+    untouched = [first["l"], *second.values()] if form == "map" else [second]
+    changed = first["k"] if form == "map" else first
+    changed["a"]["x"].append("y")
+    changed["a"]["z"] = []
+    assert all(one == {"n": 1, "a": {"x": []}, "b": {"x": []}} for one in [*untouched, {**changed, "a": {"x": []}}])
+
+
+@pytest.mark.parametrize("form", ["record", "array"])
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        ("bytes", "\xff", b"\xff"),
+        (["null", "bytes"], None, None),
+        (["bytes", "null"], "\xff", b"\xff"),
+        (["null", "long", "bytes"], "\xff", b"\xff"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\xff\x00", b"\xff\x00"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, "\x01", Decimal("0.01")),
+        ({"type": "int", "logicalType": "date"}, 1, date(1970, 1, 2)),
+        ({"type": "long", "logicalType": "timestamp-millis"}, 0, datetime(1970, 1, 1, tzinfo=UTC)),
+        ({"type": "string", "logicalType": "uuid"}, str(UUID(int=5)), UUID(int=5)),
+        ("double", 1, 1.0),
+        ({"type": "array", "items": "bytes"}, ["\xff"], [b"\xff"]),
+        ({"type": "map", "values": "bytes"}, {"k": "\xff"}, {"k": b"\xff"}),
+        (INNER, {}, {"x": b"\xff", "of": []}),
+        (INNER, {"of": ["a"]}, {"x": b"\xff", "of": ["a"]}),
+    ],
+)
+def test_avro_defaults_are_values_of_their_type(kind: Any, default: Any, value: Any, form: str) -> None:
+    """A default is JSON in a schema, and the value that it stands for in what is read: it can be written again, and is
+    what a value without the field is written with."""
+
+    def of(one: Any) -> str:
+        return json.dumps(one if form == "record" else {"type": "array", "items": one})
+
+    wrap = (lambda one: one) if form == "record" else lambda one: [one]
+    old, new = of(record()), of(record({"name": "x", "type": kind, "default": default}))
+    evolved = avro_serde([old, new])
+    read = evolved.deserialize(avro_serde([old]).serialize(wrap({"n": 1})))
+    assert read == wrap({"n": 1, "x": value})
+    assert type(read[0]["x"] if form == "array" else read["x"]) is type(value)
+    assert evolved.deserialize(evolved.serialize(read)) == read
+    assert evolved.deserialize(evolved.serialize(wrap({"n": 1}))) == read
+
+
 @pytest.mark.parametrize("change", ["cut", "longer", "other mark", "empty"])
 def test_avro_bytes_that_are_altered(change: str) -> None:
     """Bytes that are not exactly one value raise CorruptError."""
