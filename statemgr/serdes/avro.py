@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import fastavro
@@ -18,7 +18,7 @@ from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
 from statemgr.errors import ConfigError, CorruptError, InvalidError
 from statemgr.serdes.avro_defaults import convert_defaults, unshared
-from statemgr.serdes.avro_exact import Checks
+from statemgr.serdes.avro_exact import Check, Checks
 from statemgr.serdes.avro_weight import Weight
 from statemgr.serdes.serde import Serde
 
@@ -74,9 +74,13 @@ class AvroBody:
         self.schema = schema
         self._named = named
         self._weight = Weight(schema, ratio=ratio, free=free)
-        self._check = None if named else Checks().of(schema)
         self._is_logical = '"logicalType":' in json.dumps(schema)
         self._has_shared = convert_defaults(schema)
+
+    @cached_property
+    def check(self) -> Check | None:
+        """Refuses what would be stored as another value. Raises: ValueError if the schema is not one to write with."""
+        return None if self._named else Checks().of(self.schema)
 
     def encode(self, value: Any, header: bytes) -> bytes:
         """``header``, and then the value.
@@ -87,8 +91,8 @@ class AvroBody:
         sink = io.BytesIO()
         sink.write(header)
         try:
-            if self._check is not None:
-                self._check(value)
+            if self.check is not None:
+                self.check(value)
             fastavro.schemaless_writer(sink, self.schema, value)
         except Exception as error:  # an arbitrary value; whatever the writer raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -148,6 +152,7 @@ class SingleObjects:
                     hint="keep the old field as it is, and add a field with the new type and a default",
                 )
             self._known[self.header] = self._newest
+        _ = self._newest.check
         self.headers = frozenset(self._known)
         self.schema = self._newest.schema
 

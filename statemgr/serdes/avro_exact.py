@@ -17,6 +17,17 @@ from typing import Any, NamedTuple
 
 from fastavro.write import LOGICAL_WRITERS
 
+_write_fixed_decimal = LOGICAL_WRITERS["fixed-decimal"]
+
+
+def _fixed_decimal(value: Any, schema: Any) -> Any:
+    """fastavro's own writer stores a negative zero as -2 of the smallest units."""
+    is_zero = isinstance(value, Decimal) and value.is_zero()
+    return _write_fixed_decimal(value.copy_abs() if is_zero else value, schema)
+
+
+LOGICAL_WRITERS["fixed-decimal"] = _fixed_decimal
+
 #: Raises: ValueError that names the place; any error of Python's for an object of another kind.
 Check = Callable[[Any], None]
 
@@ -61,6 +72,10 @@ class Checks:
     def of(self, schema: Any, at: str = "the value") -> Check | None:
         """The check of a type. ``at``: where the type is, for the error. None if every value is stored as it is."""
         if isinstance(schema, list):
+            names = [_name_of(member) for member in schema]
+            if twice := {name for name in names if names.count(name) > 1}:
+                # one of them would hide the other, and take its values
+                raise ValueError(f"{at} is a union with several members of the type {min(twice)}, which Avro forbids")
             checks = [(member, self.of(member, at)) for member in schema if member != "null"]
             if len(checks) == 1:
                 return _nullable(checks[0][1])
