@@ -161,6 +161,12 @@ class ConsumerLoop:
         """Ask for a commit at the next turn, without waiting for ``task.commit.ms`` to pass."""
         self._due = float("-inf")
 
+    @property
+    def committing(self) -> bool:
+        """Whether a commit is in progress, or the loop has not looked at its result yet. Another thread may ask while
+        the loop waits for input."""
+        return any(owned.committing for owned in self._tasks)
+
     def run(self) -> None:
         """Raises: what the application or a commit raises; the consumer is left to the caller."""
         self._inputs.check(self._consumer, self._topics, self._published_tasks(), self._config.outputs)

@@ -433,10 +433,15 @@ class _Member:
         self.thread.start()
 
     def rests(self) -> bool:
-        """Whether the loop waits for input, and no commit is in progress."""
-        return self.consumer.rests() and all(
-            task.closed or task.pending_commit_seconds is None for task in list(self.manager.open.values())
-        )
+        """Whether the loop waits for input, no commit is in progress, and the loop knows how the last one ended."""
+        if not self.consumer.rests() or any(
+            not task.closed and task.pending_commit_seconds is not None for task in list(self.manager.open.values())
+        ):
+            return False
+        if self.loop.committing:
+            self.consumer.nudge()  # the loop looks at commits between two polls
+            return False
+        return True
 
     def lags(self) -> bool:
         """Whether a task has processed input that is in no checkpoint."""

@@ -205,6 +205,31 @@ def test_changed_backends_are_committed_without_input(tester: JobTester) -> None
     assert state(tester) == {b"a": b"1"}
 
 
+def test_a_commit_that_fails_raises(tester: JobTester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that moves the clock to a commit raises its error, although the loop already waits for input when the
+    commit ends."""
+    waits = threading.Event()
+    prepare, rests = Task._prepare, MemoryGroupConsumer.rests
+
+    def prepare_late(self: Task, *args: Any) -> Any:
+        waits.wait()
+        return prepare(self, *args)
+
+    def tell(self: MemoryGroupConsumer) -> bool:
+        if found := rests(self):
+            waits.set()
+        return found
+
+    tester.send("orders", "a", "1", partition=0)
+    tester._task(ZERO).produce("nowhere", b"a", b"x")
+    monkeypatch.setattr(Task, "_prepare", prepare_late)
+    monkeypatch.setattr(MemoryGroupConsumer, "rests", tell)
+    with pytest.raises(MissingState, match="nowhere"):
+        tester.advance(seconds=60)
+    tester.restore()
+    assert tester.checkpoint(ZERO) is None
+
+
 def test_a_clean_stop_commits(tester: JobTester) -> None:
     """A clean stop, as after SIGTERM, commits first."""
     tester.send("orders", "a", "1", partition=0)
