@@ -27,7 +27,9 @@ from statemgr.errors import UnavailableError
 from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.phases import Phase, observed
+from statemgr.ports import list_blobs
 from statemgr.reader import JobReader
+from statemgr.wiring import open_services
 
 OnMachine = Callable[..., JobConfig]
 Opened = Callable[..., AbstractContextManager[Task]]
@@ -44,12 +46,12 @@ class StateBackendSuite:
 
     @pytest.fixture
     def on_machine(self, settings: Mapping[str, object], tmp_path: Path) -> OnMachine:
-        """The job's configuration on the machine of a number."""
+        """The job's configuration on the machine of a number; ``changed``: keys that differ."""
 
-        def config(machine: int, tasks: int = 1) -> JobConfig:
+        def config(machine: int, tasks: int = 1, changed: Mapping[str, object] | None = None) -> JobConfig:
             own = {"job.tasks": tasks, "task.checkpoint.retained": 2, "state.dir": str(tmp_path / f"machine-{machine}")}
             stores = {f"stores.{store}.value.serde": "bytes" for store in _STORES}
-            return JobConfig.from_mapping({**settings, **own, **stores})
+            return JobConfig.from_mapping({**settings, **own, **stores, **(changed or {})})
 
         return config
 
@@ -58,8 +60,11 @@ class StateBackendSuite:
         """Opens a task of the job on the machine of a number."""
 
         @contextmanager
-        def open_(machine: int, number: int = 0, tasks: int = 1) -> Iterator[Task]:
-            with StateManager(on_machine(machine, tasks)) as manager, manager.open_task(task_name(number)) as task:
+        def open_(
+            machine: int, number: int = 0, tasks: int = 1, changed: Mapping[str, object] | None = None
+        ) -> Iterator[Task]:
+            config = on_machine(machine, tasks, changed)
+            with StateManager(config) as manager, manager.open_task(task_name(number)) as task:
                 yield task
 
         return open_
@@ -88,20 +93,82 @@ class StateBackendSuite:
 
     def test_a_commit_that_was_not_published_is_gone(self, opened: Opened) -> None:
         """What a commit has prepared replaces nothing if its process dies before the publish."""
-
-        def die(phase: Phase, subject: str) -> None:
-            if phase is Phase.PREPARED:
-                raise UnavailableError("the process died")
-
         with opened(0) as task:
             task.store("totals").put_many({b"a": b"committed", b"b": b"committed"})
             task.commit({"orders-0": 1})
             task.store("totals").put(b"a", b"lost")
             task.store("totals").delete(b"b")
-            with observed(die), pytest.raises(UnavailableError, match="died"):
+            with observed(_die), pytest.raises(UnavailableError, match="died"):
                 task.commit({"orders-0": 2})
         with opened(1) as task:
             assert contents(task)["totals"] == {b"a": b"committed", b"b": b"committed"}
+
+    def test_a_commit_after_one_that_failed_has_the_changes_of_both(self, opened: Opened) -> None:
+        """What was prepared in vain is part of nothing, so the next commit of the same task contains it again."""
+        with opened(0) as task:
+            task.store("totals").put_many({b"a": b"1", b"b": b"1"})
+            task.commit({"orders-0": 1})
+            task.store("totals").put(b"c", b"2")
+            task.store("totals").delete(b"b")
+            with observed(_die), pytest.raises(UnavailableError, match="died"):
+                task.commit({"orders-0": 2})
+            task.store("totals").put(b"d", b"3")
+            task.commit({"orders-0": 3})
+        with opened(1) as task:
+            assert contents(task)["totals"] == {b"a": b"1", b"c": b"2", b"d": b"3"}
+
+    def test_a_backend_that_is_switched_on_gets_the_whole_state(
+        self, settings: Mapping[str, object], opened: Opened, tmp_path: Path
+    ) -> None:
+        """The first commit fills it, also with the state of earlier commits, which only another backend has."""
+        own = settings["task.backup.factories"]
+        assert isinstance(own, list)
+        other = "kafka-changelog" if "blob-store" in own else "blob-store"
+        blobs = {"blob.store.uri": settings.get("blob.store.uri", f"file://{tmp_path}/blobs")}
+        alone = {**blobs, "task.backup.factories": [other], "task.restore.factories": [other]}
+        both = {**alone, "task.backup.factories": [other, *own]}
+        with opened(0, changed=alone) as task:
+            task.store("totals").put_many({b"a": b"1", b"b": b"1"})
+            task.store("names").put(b"a", b"1")
+            task.commit({"orders-0": 1})
+        with opened(0, changed=both) as task:
+            task.store("totals").put(b"c", b"2")
+            task.commit({"orders-0": 2})
+        with opened(1, changed={**both, "task.restore.factories": own}) as task:
+            assert contents(task) == {"totals": {b"a": b"1", b"b": b"1", b"c": b"2"}, "names": {b"a": b"1"}}
+
+    def test_what_expires_and_what_gc_deletes_is_not_needed(self, opened: Opened, on_machine: OnMachine) -> None:
+        """The blobs of retained checkpoints have no TTL, and ``referenced_blobs`` names them. Without a blob store,
+        it returns ``()``."""
+        with opened(0) as task:
+            for number in range(2):
+                task.store("totals").put(b"%d" % number, b"x" * 10_000)
+                task.commit({"orders-0": number})
+        config = on_machine(1)
+        services = open_services(config)
+        try:
+            with JobReader(config) as reader:
+                retained = reader.records()[task_name(0)].checkpoints
+            named: set[str] = set()
+            for checkpoint in retained:
+                for factory, markers in checkpoint.state_checkpoint_markers.items():
+                    for name, marker in markers.items():
+                        identity = services.identity(task_name(0), name)
+                        found = services.backup_manager(factory).referenced_blobs(identity, marker)
+                        assert found is not None, "write referenced_blobs, or `statemgr gc` refuses to run for the job"
+                        named.update(found)
+            if config.blob_uri is not None:
+                blobs = services.blobs()
+                for blob in list(list_blobs(blobs, f"{config.job_key}/")):
+                    if blob.blob_id not in named or blobs.stat(blob.blob_id).expires_ms is not None:
+                        blobs.delete(blob.blob_id)
+        finally:
+            services.close()
+        with opened(1) as task:
+            assert contents(task)["totals"] == {b"0": b"x" * 10_000, b"1": b"x" * 10_000}
+        older = str(retained[1].checkpoint_id)
+        with JobReader(on_machine(2)) as reader, reader.open_store(task_name(0), "totals", older) as store:
+            assert store.get(b"0") == b"x" * 10_000
 
     def test_an_older_checkpoint_comes_back(self, opened: Opened, on_machine: OnMachine) -> None:
         """Commits and their clean-up leave what the retained checkpoints name."""
@@ -188,6 +255,11 @@ class StateBackendSuite:
             first.result(60)
         with opened(1) as task:
             assert contents(task)["totals"] == {b"a": b"1"}
+
+
+def _die(phase: Phase, subject: str) -> None:
+    if phase is Phase.PREPARED:
+        raise UnavailableError("the process died")
 
 
 def contents(task: Task) -> dict[str, dict[bytes, bytes]]:
