@@ -41,7 +41,7 @@ class ArrowStore:
         self._config = store.config
         self._keys = columns.key_column(store.config)
         self._values = columns.value_column(store.config)
-        self._schema = json.loads(store.config.avro_schemas()[-1]) if store.config.value_serde == "avro" else None
+        self._schema = json.loads(store.config.avro_schemas[-1]) if store.config.value_serde == "avro" else None
         self._parsed: Any = parse_schema(self._schema, named_schemas={}) if self._schema is not None else None
         self._header = header_of(self._schema) if self._schema is not None else b""
         self.key_type: pa.DataType = columns.arrow_type(self._keys.kind)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from statemgr import JobConfig
 from statemgr.ports import CommittedDirectory
-from statemgr.serdes import key_serde, value_serde
 from statemgr.stores.open_store import FrozenStore, OpenStore
 from statemgr.stores.store import Store
 from statemgr.wiring import open_services
@@ -51,7 +50,7 @@ class CommittedStore:
             state_id,
             track_changes=self._track,
         )
-        self.store = Store(self.opened, key_serde(self.opened.config), value_serde(self.opened.config))
+        self.store = Store(self.opened, self.opened.key_serde, self.opened.value_serde)
 
     def freeze(self) -> FrozenStore:
         """Run the synchronous part of a commit."""

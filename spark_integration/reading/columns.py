@@ -94,10 +94,10 @@ def value_column(store: StoreConfig) -> Column:
     serde = value_serde(store)
     if store.value_serde != "avro":
         return _column(store.value_serde, serde.serialize, serde.deserialize)
-    kind = avro_type(json.loads(store.avro_schemas()[-1]))
+    kind = avro_type(json.loads(store.avro_schemas[-1]))
     if kind is None:
         return Column(StringType(), _texts(serde.deserialize), serde.serialize, ordered=False)
-    arrow, schema = arrow_type(kind), json.loads(store.avro_schemas()[-1])
+    arrow, schema = arrow_type(kind), json.loads(store.avro_schemas[-1])
     column = AvroColumn([Version(schema, arrow)], arrow, _converted(serde.deserialize, arrow))
 
     return Column(kind, _with_nulls(column.decode), serde.serialize, ordered=False)

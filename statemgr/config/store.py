@@ -57,8 +57,12 @@ class StoreConfig:
         """What a checkpoint records of a value serde."""
         return serde if self.ttl_ms is None else serde + _WITH_TTL
 
+    @cached_property
     def avro_schemas(self) -> list[str]:
-        """Versions of the values' Avro schema as JSON, oldest first. Raises: ConfigError if they cannot be read."""
+        """Versions of the values' Avro schema as JSON, oldest first. A file is read once.
+
+        Raises: ConfigError if they cannot be read.
+        """
         return schemas_of(f"stores.{self.name}.value.avro.schemas", self.value_schemas)
 
 

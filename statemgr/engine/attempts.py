@@ -28,7 +28,6 @@ from statemgr.model.jobs.permissions import NO_PERMISSIONS, Permissions
 from statemgr.model.record_size import inline_attachments_limit
 from statemgr.os_errors import disk_errors
 from statemgr.ports import FileSlice, Progress, no_progress
-from statemgr.serdes import key_serde, value_serde
 from statemgr.services import Closing
 from statemgr.stores.open_store import FrozenStore, OpenStore
 from statemgr.stores.store import Store
@@ -98,7 +97,7 @@ class Attempt:
         compacted: Mapping[str, Collection[str]],
     ) -> None:
         self.stores: Mapping[str, Store] = {
-            name: Store(opened, key_serde(opened.config), value_serde(opened.config)) for name, opened in stores.items()
+            name: Store(opened, opened.key_serde, opened.value_serde) for name, opened in stores.items()
         }
         self.restored = restored
         self._compacted = compacted

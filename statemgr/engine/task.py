@@ -124,8 +124,8 @@ class Task:
                 task=self.name,
                 store=name,
             )
-        key = serdes.serde(key_serde) if key_serde else serdes.key_serde(opened.config)
-        value = serdes.serde(value_serde) if value_serde else serdes.value_serde(opened.config)
+        key = serdes.serde(key_serde) if key_serde else opened.key_serde
+        value = serdes.serde(value_serde) if value_serde else opened.value_serde
         self._check_serdes(
             name,
             None if key_serde == "bytes" else key.label,

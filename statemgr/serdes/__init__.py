@@ -165,7 +165,7 @@ def avro_serde(schemas: Sequence[str]) -> Serde:
 
 def value_serde(store: StoreConfig) -> Serde:
     """The configured serde of a store's values. Raises: ConfigError if its schemas cannot be read."""
-    return avro_serde(store.avro_schemas()) if store.value_serde == "avro" else serde(store.value_serde)
+    return avro_serde(store.avro_schemas) if store.value_serde == "avro" else serde(store.value_serde)
 
 
 def input_value_serde(config: JobConfig) -> Serde:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from statemgr.config import StoreConfig
@@ -29,6 +30,7 @@ from statemgr.ports import (
     PartialState,
     StoreIdentity,
 )
+from statemgr.serdes import Serde, key_serde, value_serde
 from statemgr.services import Services
 from statemgr.stores.expiry import ExpiringEntries
 from statemgr.stores.write_buffer import WriteBuffer
@@ -151,6 +153,16 @@ class OpenStore:
         if config.ttl_ms is not None:
             self.entries = ExpiringEntries(identity, self.content, services.clock, config.ttl_ms)
         self._closed = False
+
+    @cached_property
+    def key_serde(self) -> Serde:
+        """The configured serde of its keys."""
+        return key_serde(self.config)
+
+    @cached_property
+    def value_serde(self) -> Serde:
+        """The configured serde of its values. Raises: ConfigError if its schemas cannot be read."""
+        return value_serde(self.config)
 
     @property
     def changed(self) -> bool:

@@ -205,7 +205,7 @@ def test_the_command_line_shows_no_secret(tmp_path: Path, arguments: list[str]) 
 
 def use_all(config: JobConfig) -> None:
     """Resolve every reference where it is used."""
-    _ = config.blob_uri, config.blob_s3, config.state_dir, config.stores["a"].avro_schemas()
+    _ = config.blob_uri, config.blob_s3, config.state_dir, config.stores["a"].avro_schemas
     kafka_clients.admin(config, kafka_clients.ClientErrors())
 
 

@@ -325,10 +325,10 @@ def test_schemas_of_values(tmp_path: Path) -> None:
         again = JobConfig.from_mapping(json.loads(json.dumps(config.to_mapping())))
         assert again == config
         path.write_text(f"[{first}, {second}]\n")
-        assert again.stores["a"].avro_schemas() == [first, second]
+        assert again.stores["a"].avro_schemas == [first, second]
         path.write_text("{")
     with pytest.raises(ConfigError, match=r"stores\.a\.value\.avro\.schemas must be a list of Avro schemas"):
-        config.stores["a"].avro_schemas()
+        _ = config.stores["a"].avro_schemas
 
 
 _DURATIONS = [entry.pattern.replace("<name>", "a") for entry in KEYS if re.search(r"(ms|millis|days)\Z", entry.pattern)]

@@ -88,6 +88,23 @@ def test_values_are_sent_with_the_serdes_of_the_input(serde: str, value: object)
             tester.send("orders", b"seven", value)
 
 
+def test_the_schemas_of_a_store_are_read_once(tmp_path: Path) -> None:
+    """An application asks for its store with each message. A schema file that is removed meanwhile ends no job."""
+    path = tmp_path / "total.json"
+    path.write_text('["int"]')
+    avro = {"stores.totals.value.serde": "avro", "stores.totals.value.avro.schemas": f"${{file:{path}}}"}
+
+    def count(task: Task, message: Message) -> None:
+        totals = task.store("totals")
+        totals.put(message.key(), (totals.get(message.key()) or 0) + 1)
+
+    with JobTester({**CONFIG, **avro}, count) as tester:
+        tester.send("orders", "a", partition=0)
+        path.unlink()
+        tester.send("orders", "a", partition=0)
+        assert state(tester) == {b"a": 2}
+
+
 def test_serdes_that_are_given_to_the_tester_are_used() -> None:
     """J2.11: in place of those of the configuration. Without any, a value that is not text or bytes is refused."""
     seen: list[object] = []
