@@ -117,10 +117,10 @@ def _flatten(prefix: str, mapping: Mapping[str, object]) -> Iterator[tuple[str, 
 
 
 def _parse(key: str, value: object) -> Value:
-    check_references(key, value)
     entry = lookup(key)
-    if has_reference(value):
-        if not entry.kind.deferred:
+    for item in value if isinstance(value, list | tuple) else [value]:
+        check_references(key, item)
+        if has_reference(item) and not entry.kind.deferred:
             raise ConfigError(
                 f"{key} may not hold a reference",
                 hint="${env:…} and ${file:…} are for kafka.*, schema.registry.*, blob.store.uri, blob.store.s3.*, "
@@ -128,6 +128,7 @@ def _parse(key: str, value: object) -> Value:
                 "state.dir and value.avro.schemas",
                 key=key,
             )
+    if has_reference(value):
         return str(value)
     return _checked(entry, key, value, may_show=not is_secret(key))
 

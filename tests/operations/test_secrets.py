@@ -96,12 +96,25 @@ def test_a_reference_of_an_unknown_kind_is_refused_at_load(value: str) -> None:
     """A mistyped reference is never sent as a password."""
     with pytest.raises(ConfigError, match="unknown kind"):
         JobConfig.from_mapping({"job.name": "orders", "kafka.sasl.password": value})
+    with pytest.raises(ConfigError, match="unknown kind"):
+        JobConfig.from_mapping({"job.name": "orders", "kafka.bootstrap.servers": ["localhost:9092", value]})
 
 
 def test_a_reference_where_none_is_allowed_is_refused() -> None:
     """Names are part of the published state, so they cannot differ between machines."""
     with pytest.raises(ConfigError, match=r"job\.id may not hold a reference"):
         JobConfig.from_mapping({"job.name": "orders", "job.id": "${env:X}"})
+    with pytest.raises(ConfigError, match=r"task\.topics\.retention\.ms may not hold a reference"):
+        JobConfig.from_mapping({"job.name": "orders", "task.topics.retention.ms": ["${env:X}"]})
+
+
+def test_a_reference_in_a_list_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is a part of one item."""
+    monkeypatch.setenv("STATEMGR_TEST_HOST", "one")
+    config = JobConfig.from_mapping(
+        {"job.name": "o", "kafka.bootstrap.servers": ["${env:STATEMGR_TEST_HOST}:1", "b:2"]}
+    )
+    assert config.kafka_client("producer")["bootstrap.servers"] == "one:1,b:2"
 
 
 @pytest.mark.parametrize("key", SECRET_KEYS)
