@@ -16,7 +16,7 @@ from typing import Any, Literal
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.keys import WINDOW_SERDES
 from statemgr.errors import ConfigError, CorruptError, InvalidError
-from statemgr.serdes.serde import Serde, T
+from statemgr.serdes.serde import PAIR, Serde, T
 from statemgr.serdes.windows import QuixKey, SessionKey, WindowKey, parts_of, prefix_of, windowed
 
 __all__ = [
@@ -128,11 +128,13 @@ SERDES: Mapping[str, Serde[Any]] = {
 
 
 def serde(which: str | TypedSerde[Any]) -> Serde[Any]:
-    """The serde for a name, a pair of callables, or a Serde. Raises: ConfigError for an unknown name, and for avro."""
+    """The serde for a name, a pair of callables, or a Serde. Raises: ConfigError for anything else, and for avro."""
     if isinstance(which, Serde):
         return which
-    if isinstance(which, tuple):
+    if isinstance(which, tuple) and 2 <= len(which) <= 4:  # it may have a name and a version too
         return Serde(*which)
+    if not isinstance(which, str):
+        raise ConfigError(f"{type(which).__name__} is not a serde", hint=PAIR)
     if which == "msgpack":
         # msgpack is imported only if it is used
         from statemgr.serdes.messagepack import MESSAGEPACK

@@ -153,6 +153,20 @@ def test_unknown_names(name: str) -> None:
         serde(name)
 
 
+@pytest.mark.parametrize("which", [(str,), (str, "x"), [str, str], 5, str])
+def test_what_is_no_serde(which: Any) -> None:
+    """Anything but a name, a pair of callables or a Serde is a configuration error."""
+    with pytest.raises(ConfigError, match="serde"):
+        serde(which)
+
+
+def test_the_name_of_a_serde_does_not_say_that_values_expire() -> None:
+    """A checkpoint says so with this ending, and the store could not be opened again."""
+    with pytest.raises(ConfigError, match="another name"):
+        Serde(bytes, bytes, "order with TTL")
+    assert Serde(bytes, bytes, "order with TTL", 1).label == "order with TTL v1"
+
+
 # --- Avro ----------------------------------------------------------------------------------------------------------
 
 
