@@ -12,6 +12,8 @@ from uuid import uuid4
 
 from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
+from statemgr.config.loading import has_reference, load_values
+from statemgr.config.values import Value
 from statemgr.errors import InvalidError
 from statemgr.ids import IdSource
 from statemgr.local.temporary import temporary_directory
@@ -20,10 +22,17 @@ from statemgr.services import Services
 from statemgr.testing.clock import ControlledClock
 from statemgr.testing.memory_clients import served
 from statemgr.testing.memory_kafka import MemoryBroker
+from statemgr.testing.memory_topics import DEFAULTS
 from statemgr.wiring import open_services
 
 #: 1 January 2024, 00:00 UTC.
 START_MS = 1_704_067_200_000
+
+
+_TOPICS = "task.topics."
+_REPLACED = ("kafka.", "blob.store.s3.", "blob.store.gcs.", "blob.store.azure.", "metrics.port", "state.dir")
+#: A record may be as large as elsewhere, and a shutdown or a batch may take as long.
+_KEPT = (".message.max.bytes", ".max.poll.interval.ms")
 
 
 class MemoryServers:
@@ -40,7 +49,7 @@ class MemoryServers:
 
     def __init__(self, given: JobConfig | Mapping[str, object], start_ms: int = START_MS) -> None:
         self._id = uuid4().hex
-        self.config = _in_memory(given, self._id)
+        self.config = _in_memory(given.values if isinstance(given, JobConfig) else load_values(given)[0], self._id)
         self.clock = ControlledClock(start_ms)
         self.broker = MemoryBroker(self.clock, self.config.tasks)
         self._numbers = count()
@@ -95,16 +104,16 @@ class MemoryServers:
 
     def reconfigure(self, settings: Mapping[str, object]) -> JobConfig:
         """Change keys for all later starts. Returns: the new configuration. Raises: ConfigError."""
-        self.config = _in_memory(JobConfig.from_mapping(self.config.to_mapping(), settings), self._id)
+        self.config = _in_memory(load_values(self.config.values, settings)[0], self._id)
         return self.config
 
     def restoring_from(self, backend: str) -> JobConfig:
         """Lose the disk. Returns: the configuration, in which this factory restores every store.
 
-        Raises: InvalidError if a store has no backup there.
+        Raises: InvalidError if a store has backups, but none there.
         """
         for store in self.config.stores.values():
-            if backend not in store.backup_factories:
+            if store.durable and backend not in store.backup_factories:
                 raise InvalidError(
                     f"the store {store.name} has no backup in {backend}",
                     hint=f"choose one of {', '.join(store.backup_factories)}, or change task.backup.factories",
@@ -116,14 +125,15 @@ class MemoryServers:
         return JobConfig.from_mapping(kept, {"task.restore.factories": [backend]})
 
 
-def _in_memory(given: JobConfig | Mapping[str, object], name: str) -> JobConfig:
+def _in_memory(values: Mapping[str, Value], name: str) -> JobConfig:
     """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
     places = {"kafka.bootstrap.servers": f"memory:{name}", "blob.store.uri": f"memory://{name}"}
-    config = given if isinstance(given, JobConfig) else JobConfig.from_mapping(given, places)
-    replaced = ("kafka.", "blob.store.s3.", "blob.store.gcs.", "blob.store.azure.", "metrics.port", "state.dir")
-    kept = {
-        key: value
-        for key, value in config.to_mapping().items()
-        if not key.startswith(replaced) or key.endswith(".message.max.bytes")  # a record may be as large as elsewhere
-    }
-    return JobConfig.from_mapping(kept, places)
+    return JobConfig.from_mapping({key: value for key, value in values.items() if _is_kept(key, value)}, places)
+
+
+def _is_kept(key: str, value: Value) -> bool:
+    """Whether a setting has a meaning without the job's own servers."""
+    if key.endswith(_KEPT):
+        return not has_reference(value)
+    # of the settings of topics, the broker in memory has those of Kafka 4
+    return not key.startswith(_REPLACED) and (not key.startswith(_TOPICS) or key.removeprefix(_TOPICS) in DEFAULTS)

@@ -677,6 +677,40 @@ def test_the_servers_of_a_configuration_are_not_touched() -> None:
         assert state(tester) == {b"a": b"1"}
 
 
+@pytest.mark.parametrize(
+    "production",
+    [
+        {"task.shutdown.ms": "10 min", "kafka.consumer.max.poll.interval.ms": 900_000},
+        {"blob.store.uri": "s3://bucket/prefix", "blob.store.s3": {"sse.algorithm": "AES256"}},
+        {"task.topics.message.timestamp.difference.max.ms": 1, "task.topics.confluent.tier.enable": True},
+        {"kafka.producer.message.max.bytes": "${env:STATEMGR_TEST_NOT_SET}"},
+    ],
+)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_settings_that_belong_to_other_servers(production: dict[str, object], loaded: bool) -> None:
+    """What a production configuration sets for its own servers contradicts nothing, and needs no variables."""
+    given: dict[str, object] = {**CONFIG, "kafka.bootstrap.servers": "127.0.0.1:1", "blob.store.uri": "file:///x"}
+    given |= production
+    with JobTester(JobConfig.from_mapping(given) if loaded else given, append) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.commit()
+        tester.stop()
+        tester.restore(settings=production)
+        assert state(tester) == {b"a": b"1"}
+
+
+def test_a_store_without_a_backup_is_empty_after_a_restore() -> None:
+    """The named backend restores all other stores."""
+    with JobTester({**CONFIG, "stores.scratch.backup.factories": []}, append) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.store("scratch", task=ZERO).put(b"a", b"1")
+        tester.commit()
+        tester.stop()
+        tester.restore("blob-store")
+        assert state(tester) == {b"a": b"1"}
+        assert tester.store("scratch", task=ZERO).get(b"a") is None
+
+
 def test_the_example_passes_and_the_page_shows_it() -> None:
     """`pytest examples/consumer-loop` passes, as examples/README.md says, and docs/testing.md quotes both files."""
     program, tests = blocks("docs/testing.md", "# Testing a job")
