@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from statemgr import JobConfig
-from statemgr.blobs import BlobExists, check_blob_id
-from statemgr.errors import CorruptFile, MissingBlob, StatemgrError, UnavailableError
+from statemgr.blobs import BlobExists, check_blob_id, open_body
+from statemgr.errors import MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, Body, Clock, UnfinishedUpload
 
 DAY_MS = 24 * 3600 * 1000
@@ -122,14 +123,8 @@ class _Reader:
 
 
 def _content(body: Body) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    with body.path.open("rb") as file:
-        file.seek(body.offset)
-        data = file.read(body.length)
-    if len(data) < body.length:
-        raise CorruptFile("the file is shorter than it was", path=body.path)
-    return data
+    with open_body(body) as stream:
+        return b"".join(iter(partial(stream.read, 1 << 20), b""))
 
 
 def open_store(uri: str, config: JobConfig, clock: Clock) -> SqliteBlobStore:

@@ -6,6 +6,7 @@ vendors' clients are extras.
 
 from __future__ import annotations
 
+from statemgr.blobs.body import open_body
 from statemgr.blobs.counting import CountingBlobStore, counts_of
 from statemgr.blobs.names import BlobExists, check_blob_id
 from statemgr.blobs.retrying import RetryingBlobStore
@@ -15,7 +16,7 @@ from statemgr.config.factories import BLOB_EXTRAS, plugged
 from statemgr.errors import ConfigError
 from statemgr.ports import BlobStore, Clock, OpenBlobStore
 
-__all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_raw_blob_store"]
+__all__ = ["BlobExists", "check_blob_id", "open_blob_store", "open_body", "open_raw_blob_store"]
 
 
 def open_blob_store(config: JobConfig, clock: Clock) -> RetryingBlobStore:

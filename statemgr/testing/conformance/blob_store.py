@@ -24,10 +24,12 @@ import pytest
 
 from statemgr.blobs import BlobExists
 from statemgr.blobs.retrying import RetryingBlobStore
+from statemgr.blobs.verifying import VerifyingBlobStore
 from statemgr.config import RetryPolicy
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
+from statemgr.model.hashing import content_hash
 from statemgr.ports import BlobStore, CopyingBlobStore, FileSlice, list_blobs
 
 _RETRIES = RetryPolicy(
@@ -149,6 +151,14 @@ class BlobStoreSuite:
         with pytest.raises(BlobExists):
             blobs.put("a/b", b"second", ttl_days=30)
         assert read(blobs, "a/b") == b"first"
+        assert blobs.stat("a/b").expires_ms is None
+
+    def test_a_repeated_put_sets_no_ttl(self, blobs: BlobStore) -> None:
+        """A request that arrives late, after the TTL was removed, does not let the blob expire."""
+        blobs.put("a/b", b"first", ttl_days=30)
+        blobs.remove_ttl("a/b")
+        with suppress(BlobExists):
+            blobs.put("a/b", b"first", ttl_days=30)
         assert blobs.stat("a/b").expires_ms is None
 
     @pytest.mark.parametrize(
@@ -305,6 +315,16 @@ class BlobStoreSuite:
         with pytest.raises(MissingBlob):
             blobs.stat("a/b")
         assert list(list_blobs(blobs, "")) == []
+
+    def test_a_file_that_has_changed_is_refused(self, blobs: BlobStore, tmp_path: Path) -> None:
+        """Invariant 2: bytes with another hash than that of the body are no blob that a checkpoint may name. If the
+        store does not check uploads, statemgr reads them back."""
+        (tmp_path / "source").write_bytes(b"changed")
+        body = FileSlice(tmp_path / "source", 0, 7, content_hash(b"unknown"))
+        with pytest.raises(StatemgrError):
+            VerifyingBlobStore(blobs).put("a/b", body, ttl_days=30)
+        blobs.put("a/c", FileSlice(tmp_path / "source", 0, 7, content_hash(b"changed")), ttl_days=30)
+        assert read(blobs, "a/c") == b"changed"
 
     def test_a_reader_that_stops_early(self, blobs: BlobStore) -> None:
         """A GET may be closed before its end, many times, without using up connections or files."""

@@ -20,7 +20,7 @@ from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.machine import SystemClock
-from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, UnfinishedUpload, list_blobs
+from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, Body, UnfinishedUpload, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from statemgr.testing.conformance.blob_store import read
 
@@ -123,6 +123,25 @@ class FirstPage(MemoryBlobStore):
         return BlobPage(super().list(prefix, token).blobs, None)
 
 
+class ReadsTheFile(MemoryBlobStore):
+    """Says that it checks uploads, and knows nothing of the hash of a body."""
+
+    checks_uploads = True
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        super().put(blob_id, body if isinstance(body, bytes) else replace(body, digest=None), ttl_days=ttl_days)
+
+
+class TakesTheSameBytes(MemoryBlobStore):
+    """A PUT of what is there already succeeds, with its TTL."""
+
+    def put(self, blob_id: str, body: Body, *, ttl_days: int | None) -> None:
+        with suppress(MissingBlob):
+            if read(self, blob_id) == body:
+                self.delete(blob_id)
+        super().put(blob_id, body, ttl_days=ttl_days)
+
+
 class WithoutFix(MemoryBlobStore):
     """Lacks a method that only ``doctor`` calls."""
 
@@ -138,6 +157,7 @@ class WithoutFix(MemoryBlobStore):
         (Trusting, lambda suite, store: suite.test_hostile_names_are_refused(store, "a/../b")),
         (LikeSql, lambda suite, store: suite.test_names_that_look_like_patterns(store)),
         (FirstPage, lambda suite, store: suite.test_listing_more_than_a_page(store)),
+        (TakesTheSameBytes, lambda suite, store: suite.test_a_repeated_put_sets_no_ttl(store)),
         (WithoutFix, lambda suite, store: suite.test_all_of_the_port_is_there(store)),
     ],
 )
@@ -147,6 +167,12 @@ def test_the_suite_rejects_wrong_stores(
     """A store with which restores or ``gc`` would fail does not pass."""
     with pytest.raises((AssertionError, AttributeError, KeyError, UnavailableError)):
         test(BlobStoreSuite(), wrong(SystemClock()))
+
+
+def test_the_suite_rejects_a_store_that_keeps_a_changed_file(tmp_path: Path) -> None:
+    """Nothing would read it back, and a checkpoint would name it."""
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        BlobStoreSuite().test_a_file_that_has_changed_is_refused(ReadsTheFile(SystemClock()), tmp_path)
 
 
 def test_a_repeated_put_of_the_same_bytes_is_done(blob_config: JobConfig) -> None:
