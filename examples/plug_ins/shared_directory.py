@@ -89,9 +89,13 @@ class SharedRestore(RestoreManager):
             raise MissingState("the copy of the state is gone", hint="restore it from a backup", path=name)
         with _unavailable(name):
             shutil.copytree(self._root / name, request.staging)
-            damaged = [path for path, digest in files.items() if _hash(request.staging / path) != digest]
+            damaged = [
+                path
+                for path, digest in files.items()
+                if not (request.staging / path).is_file() or _hash(request.staging / path) != digest
+            ]
         if damaged:
-            raise CorruptBlob("a file of the copy is not what was written", path=f"{name}/{damaged[0]}")
+            raise CorruptBlob("a file of the copy is gone, or is not what was written", path=f"{name}/{damaged[0]}")
         size = sum((request.staging / path).stat().st_size for path in files)
         return Restored(files=None, bytes_fetched=size)
 

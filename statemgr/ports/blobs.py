@@ -171,5 +171,5 @@ def list_blobs(store: BlobStore, prefix: str) -> Iterator[BlobInfo]:
     while True:
         page = store.administration.list(prefix, token)
         yield from page.blobs
-        if (token := page.next_token) is None:
+        if not (token := page.next_token):  # some services end with an empty one
             return

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 from statemgr.config import JobConfig
 from statemgr.consumer.application import Application
@@ -20,6 +20,7 @@ from statemgr.errors import InvalidError, UnavailableError
 from statemgr.ids import task_name
 from statemgr.manager import StateManager
 from statemgr.model.checkpoint import Checkpoint
+from statemgr.model.jobs.permissions import PermissionFlags
 from statemgr.serdes import SERDES, Serde, SerdeLike
 from statemgr.services import Services
 from statemgr.stores.store import Store
@@ -261,6 +262,7 @@ class JobTester:
         settings: Mapping[str, object] | None = None,
         process: Process | None = None,
         process_batch: ProcessBatch | None = None,
+        **permissions: Unpack[PermissionFlags],
     ) -> None:
         """Start the job again after :meth:`crash`, :meth:`stop` or an error. It continues after its checkpoint.
 
@@ -270,6 +272,7 @@ class JobTester:
             settings: keys of the configuration that change with this start and stay changed, as in a step of a
                 migration.
             process: a new version of the application; ``process_batch``: the same for one that takes batches.
+            permissions: those of :meth:`statemgr.StateManager.run`, such as ``allow_new_stores``, for this start.
 
         Raises: InvalidError if the job runs, or if it has no backup in ``backend``; ConfigError; what a restore raises.
         """
@@ -286,7 +289,7 @@ class JobTester:
             self._application = self._application._replace(process=process, process_batch=process_batch)
         self._serdes = self._input_serdes()
         self.config = config
-        self._start(self._count)
+        self._start(self._count, **permissions)
 
     def rebalance(self, *, members: int) -> None:
         """Let members join or leave the group, until it has this many, and wait until all tasks are open again.
@@ -332,11 +335,11 @@ class JobTester:
             hint="set task.input.key.serde or task.input.value.serde, or pass a serde to the tester",
         )
 
-    def _start(self, members: int) -> None:
+    def _start(self, members: int, **permissions: Unpack[PermissionFlags]) -> None:
         """Start the members that are missing, and wait until the job rests."""
         while len(self._members) < members:
             config = self._servers.on_disk(self.config, _disk(len(self._members)))
-            self._members.append(_Member(config, self._application, self._servers))
+            self._members.append(_Member(config, self._application, self._servers, permissions))
         self._settle()
 
     def _settle(self) -> None:
@@ -422,12 +425,14 @@ class _Manager(StateManager):
 class _Member:
     """A process of the job: a thread that runs the loop."""
 
-    def __init__(self, config: JobConfig, application: _Application, servers: MemoryServers) -> None:
+    def __init__(
+        self, config: JobConfig, application: _Application, servers: MemoryServers, permissions: PermissionFlags
+    ) -> None:
         self.manager = _Manager(config, servers.services)
         consumer = config.consumer("job-tester")
         assert isinstance(consumer, MemoryGroupConsumer)
         self.consumer = consumer
-        self.loop = self.manager.loop(consumer, **application._asdict())
+        self.loop = self.manager.loop(consumer, **application._asdict(), **permissions)
         self._error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, name="job-tester", daemon=True)
         self.thread.start()

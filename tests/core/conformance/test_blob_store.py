@@ -46,7 +46,12 @@ class TestAStoreOfAnotherPackage(BlobStoreSuite):
 
 
 class Reticent(MemoryBlobStore):
-    """Knows neither when a TTL ends nor the time, and has no list of unfinished uploads."""
+    """Knows neither when a TTL ends nor the time, and has no list of unfinished uploads. Its last page has an empty
+    token."""
+
+    def list(self, prefix: str, token: str | None = None) -> BlobPage:
+        page = super().list(prefix, token)
+        return replace(page, next_token=page.next_token or "")
 
     def stat(self, blob_id: str) -> BlobInfo:
         info = super().stat(blob_id)

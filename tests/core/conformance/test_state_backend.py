@@ -15,7 +15,7 @@ import pytest
 
 from examples.plug_ins.shared_directory import SharedBackup, SharedDirectory, SharedRestore
 from statemgr.blobs.memory import forget
-from statemgr.errors import StatemgrError
+from statemgr.errors import CorruptBlob, StatemgrError
 from statemgr.model.checkpoint import Marker, OpaqueMarker
 from statemgr.model.commit import Change
 from statemgr.ports import PreparedBackup, Restored, RestoreRequest, StoreIdentity, StoreSnapshot
@@ -287,6 +287,15 @@ class TestAnotherPackage(StateBackendSuite):
             task.commit({"orders-0": 1})
         shared = Path(os.environ["SHARED_STATE"])
         assert {path.stat().st_ino for path in (shared, *shared.rglob("*"))} <= synced
+
+    def test_a_copy_that_lacks_a_file_is_damaged(self, opened: Opened) -> None:
+        """Another backend supplies the state then, and no retry helps."""
+        with opened(0) as task:
+            task.store("totals").put(b"a", b"1")
+            task.commit({"orders-0": 1})
+        next(Path(os.environ["SHARED_STATE"]).rglob("*/totals/*/CURRENT")).unlink()
+        with pytest.raises(CorruptBlob, match="is gone"), opened(1):
+            pass
 
 
 class TestOtherKinds(StateBackendSuite):

@@ -18,7 +18,15 @@ from confluent_kafka import Message
 from statemgr import JobConfig, Task
 from statemgr.blobs import open_blob_store
 from statemgr.engine import pending_commit
-from statemgr.errors import AccessDenied, ConfigError, CorruptRecord, InvalidError, MissingState, StatemgrError
+from statemgr.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptRecord,
+    InvalidError,
+    MissingState,
+    PermissionNeeded,
+    StatemgrError,
+)
 from statemgr.kafka.metadata import TopicMetadata
 from statemgr.local.machine import SystemClock
 from statemgr.ports import list_blobs
@@ -697,6 +705,20 @@ def test_settings_that_belong_to_other_servers(production: dict[str, object], lo
         tester.stop()
         tester.restore(settings=production)
         assert state(tester) == {b"a": b"1"}
+
+
+def test_a_start_may_have_permissions(tester: JobTester) -> None:
+    """A new store needs one in a test as in production, and only once."""
+    tester.send("orders", "a", "1", partition=0)
+    tester.stop()
+    more = {"stores.more.value.serde": "bytes"}
+    with pytest.raises(PermissionNeeded, match="more"):
+        tester.restore(settings=more)
+    tester.restore(settings=more, allow_new_stores=True)
+    tester.send("orders", "a", "2", partition=0)
+    tester.stop()
+    tester.restore()
+    assert state(tester) == {b"a": b"12"}
 
 
 def test_a_store_without_a_backup_is_empty_after_a_restore() -> None:
