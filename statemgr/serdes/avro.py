@@ -64,8 +64,8 @@ class AvroBody:
         schema: as fastavro's ``parse_schema`` gives it. Its defaults are converted in place.
         ratio: bytes of memory that each byte of a value may take,
         free: in addition to this many bytes for any value.
-        named: for values that this software makes itself, which need no check. Members of a union of records are read
-            as pairs of a full name and the fields.
+        named: for values that this software makes itself, which need no check, and whose defaults stay as they are.
+            Members of a union of records are read as pairs of a full name and the fields.
 
     Raises: any error of the parser, for what is not a schema.
     """
@@ -75,7 +75,7 @@ class AvroBody:
         self._named = named
         self._weight = Weight(schema, ratio=ratio, free=free)
         self._is_logical = '"logicalType":' in json.dumps(schema)
-        self._has_shared = convert_defaults(schema)
+        self._has_shared = not named and convert_defaults(schema)
 
     @cached_property
     def check(self) -> Check | None:

@@ -161,7 +161,7 @@ def test_an_attempt_that_cannot_be_made_leaves_no_store_open(job: Job, monkeypat
         raise PrerequisiteMissing("the package fastavro is not installed")
 
     with job.worker("second") as worker:
-        monkeypatch.setattr("statemgr.engine.attempts.value_serde", fail)
+        monkeypatch.setattr("statemgr.stores.open_store.value_serde", fail)
         with pytest.raises(PrerequisiteMissing):
             job.open(worker)
         assert not list(Path(worker.config.state_dir).rglob("live/*"))
