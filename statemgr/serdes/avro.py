@@ -61,7 +61,7 @@ class AvroBody:
     """Values of one schema ↔ Avro's binary encoding. Every decoder of Avro checks weight, depth and end here.
 
     Args:
-        schema: as fastavro's ``parse_schema`` gives it. Its defaults are converted in place.
+        schema: as fastavro's ``parse_schema`` gives it. Its defaults may be converted in place.
         ratio: bytes of memory that each byte of a value may take,
         free: in addition to this many bytes for any value.
         named: for values that this software makes itself, which need no check, and whose defaults stay as they are.
@@ -75,24 +75,29 @@ class AvroBody:
         self._named = named
         self._weight = Weight(schema, ratio=ratio, free=free)
         self._is_logical = '"logicalType":' in json.dumps(schema)
-        self._has_shared = not named and convert_defaults(schema)
 
     @cached_property
-    def check(self) -> Check | None:
-        """Refuses what would be stored as another value. Raises: ValueError if the schema is not one to write with."""
-        return None if self._named else Checks().of(self.schema)
+    def _as_newest(self) -> tuple[Check | None, bool]:
+        """What only the newest version of a type needs: the check of values that are written, and whether older values
+        share its defaults, which it converts."""
+        return (None, False) if self._named else (Checks().of(self.schema), convert_defaults(self.schema))
+
+    def prepare(self) -> None:
+        """Call this for the version that is written. Raises: any error, if no value can be written with it."""
+        _ = self._as_newest
 
     def encode(self, value: Any, header: bytes) -> bytes:
         """``header``, and then the value.
 
         Raises: ValueError if the value does not fit the schema, or would not be read again as it is.
         """
+        check, _ = self._as_newest
         self._weight.check_depth(value)
         sink = io.BytesIO()
         sink.write(header)
         try:
-            if self.check is not None:
-                self.check(value)
+            if check is not None:
+                check(value)
             fastavro.schemaless_writer(sink, self.schema, value)
         except Exception as error:  # an arbitrary value; whatever the writer raises means the same
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -112,7 +117,7 @@ class AvroBody:
         # what the reader leaves out is skipped without a look at the end, which the byte more shows
         source = io.BytesIO(data if reader is None else data + b"\0")
         source.seek(start)
-        names = self._named
+        names, is_shared = self._named, reader is not None and reader._as_newest[1]
         try:
             value = fastavro.schemaless_reader(
                 source,
@@ -125,7 +130,7 @@ class AvroBody:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if (left := len(data) - source.tell()) != 0:
             raise ValueError(f"{left} bytes are left after it" if left > 0 else "the bytes end within it")
-        return value if reader is None or not reader._has_shared else unshared(value)
+        return unshared(value) if is_shared else value
 
 
 class SingleObjects:
@@ -152,7 +157,7 @@ class SingleObjects:
                     hint="keep the old field as it is, and add a field with the new type and a default",
                 )
             self._known[self.header] = self._newest
-        _ = self._newest.check
+        self._newest.prepare()
         self.headers = frozenset(self._known)
         self.schema = self._newest.schema
 

@@ -53,8 +53,8 @@ def unshared(value: Any) -> Any:
     """A copy of a value whose lists and maps are its own."""
     if isinstance(value, dict):
         return {name: unshared(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):  # a pair has the name of its record first
-        return type(value)(unshared(item) for item in value)
+    if isinstance(value, list):
+        return [unshared(item) for item in value]
     return value
 
 

@@ -100,7 +100,8 @@ class SchemaRegistry:
         used, schema_id = self._agreed(subject, schema, "AVRO", register)
         with self._asking(subject):
             own = avro_body(self._client, used)
-            _ = own and own.check
+            if own is not None:
+                own.prepare()
         header = b"\0" + schema_id.to_bytes(4, "big")
         known: dict[int, AvroBody | None] = {schema_id: own}
 

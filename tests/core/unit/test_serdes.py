@@ -284,6 +284,14 @@ def test_avro_defaults_are_values_of_their_type(kind: Any, default: Any, value: 
     assert evolved.deserialize(evolved.serialize(wrap({"n": 1}))) == read
 
 
+def test_an_avro_default_that_is_no_value_of_its_type() -> None:
+    """It is refused in the newest version. One that wrote values may have it."""
+    odd = json.dumps(record({"name": "x", "type": "bytes", "default": "€"}))
+    with pytest.raises(ConfigError, match="schema"):
+        avro_serde([odd])
+    assert avro_serde([odd, json.dumps(record())]).serialize({"n": 1})
+
+
 @pytest.mark.parametrize("change", ["cut", "longer", "other mark", "empty"])
 def test_avro_bytes_that_are_altered(change: str) -> None:
     """Bytes that are not exactly one value raise CorruptError."""
