@@ -46,6 +46,13 @@ def of_limit(error: OSError, service: str, **where: Any) -> StatemgrError:
     return translate(error, f"no request can be sent to {service}", kinds=kinds, **where)
 
 
+def not_of_store(service: str, status: int, setting: str, **where: Any) -> UnavailableError:
+    """The error for "not found" without an error of the service: so answers an ingress whose server is away. It says
+    nothing about a blob."""
+    hint = f"check {setting}: a proxy or a load balancer may have answered, because it does not reach the server"
+    return UnavailableError(f"{service} answered {status} without an error of its own", hint=hint, **where)
+
+
 class Connections:
     """The open connections of a client.
 

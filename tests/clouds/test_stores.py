@@ -38,7 +38,7 @@ from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
 from tests.blob_faults import ManualClock
-from tests.core.integration.s3_proxy import Fault, S3Proxy
+from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import CloudServer
 
 pytestmark = pytest.mark.integration
@@ -304,6 +304,45 @@ def test_throttling_is_waited_for(cloud: CloudServer) -> None:
         assert caught.value.where["attempts"] == 3
 
 
+def delete_all(blobs: RetryingBlobStore, *names: str) -> None:
+    """Delete blobs together. Raises: the first failure."""
+    for error in blobs.delete_many(names).values():
+        raise error
+
+
+def test_a_page_of_an_ingress_says_nothing_about_a_blob(cloud: CloudServer) -> None:
+    """An ingress whose server is away answers 404 with a page of its own. A request waits for the server, and a blob
+    loses its TTL or is deleted when the server is back."""
+    methods = ("PUT", "GET", "HEAD", "DELETE", "POST", "PATCH")
+    with through(cloud, **{"blob.store.retry.policy.max.retries": 5}) as (proxy, blobs):
+        for name in ("a/b", "a/c", "a/d", "a/e"):
+            blobs.put(name, b"data", ttl_days=30)
+        found = blobs.stat("a/b")
+        calls: list[Callable[[], object]] = [
+            lambda: blobs.put("a/new", b"data", ttl_days=30),
+            lambda: read(blobs, "a/b"),
+            lambda: blobs.stat("a/b"),
+            lambda: blobs.copy_from(blobs, found, "a/copy", ttl_days=30),
+            lambda: blobs.remove_ttl("a/b"),
+            lambda: blobs.delete("a/c"),
+            lambda: delete_all(blobs, "a/d", "a/e"),
+            lambda: list(list_blobs(blobs, "a/")),
+        ]
+        for call in calls:
+            proxy.faults = [Fault(method, times=99, answer=(404, PAGE)) for method in methods]
+            with pytest.raises(UnavailableError, match="404 without") as caught:
+                call()
+            assert "endpoint" in str(caught.value.hint)
+            proxy.faults = [Fault(method, answer=(404, PAGE)) for method in methods]
+            call()
+        proxy.faults = []
+        assert [blob.blob_id for blob in list_blobs(blobs, "a/")] == ["a/b", "a/copy", "a/new"]
+        assert blobs.stat("a/b").expires_ms is None
+        proxy.requests.clear()
+        assert blobs.delete_many(["a/copy", "a/new"]) == {}
+        assert len(proxy.requests) == 1, "the server still deletes many with one request"
+
+
 def test_a_missing_right_is_named_as_the_vendor_names_it(cloud: CloudServer) -> None:
     """Expired tokens and missing rights are not repeated, and the error names the right."""
     for status, code, right in REFUSED[cloud.kind]:
@@ -445,6 +484,7 @@ def test_what_each_answer_means() -> None:
     assert isinstance(gcs.meaning(Answer(403, {}, quota), "put", {}), UnavailableError)
     missing = Answer(404, {}, b"No such object: my-bucket/orders/1/a-bucket/index")
     assert isinstance(gcs.meaning(missing, "get", {}), MissingBlob)
+    assert isinstance(azure.meaning(Answer(404, {"x-ms-error-code": "BlobNotFound"}, b""), "stat", {}), MissingBlob)
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from statemgr.blobs.clouds.azure_credentials import KEYS_HINT, SharedKey, Signature, Token, connection, secrets_of
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces
-from statemgr.blobs.connections import hide
+from statemgr.blobs.connections import hide, not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -54,7 +54,7 @@ _BUSY = {
     "SystemInUse", "TooManyRequests",
 }  # fmt: skip
 _DAMAGED = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
-_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "update": "write",
+_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "batch": "delete", "update": "write",
            "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
 _ACTION = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
 _VERSION = "2021-12-02"
@@ -203,7 +203,7 @@ class AzureBlobStore(CloudBlobStore):
             requests.append(("DELETE", f"{parts.path}?{parts.query}".rstrip("?"), headers))
         kind, body = batch(requests)
         url = f"{self._container_url}?restype=container&comp=batch"
-        answer = self._http.ask("POST", url, {"Content-Type": kind}, body, what="delete", accept=(200, 202))
+        answer = self._http.ask("POST", url, {"Content-Type": kind}, body, what="batch", accept=(200, 202))
         with self._http.understood():
             return batch_answers(answer, len(keys))
 
@@ -303,11 +303,17 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = f"{_ACTION}{_RIGHTS[what]}" if code.startswith("AuthorizationPermission") else None
         hint = f"grant this identity the role in docs/security.md, or {KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **told)
-    if status in (405, 501) or re.search(r"Unsupported|Not(Yet)?Supported", code):
+    if (
+        status in (405, 501)
+        or (status == 404 and what == "batch")
+        or re.search(r"Unsupported|Not(Yet)?Supported", code)
+    ):
         return Lacking(text, **told)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **told)
     if status == 404:
+        if not code:
+            return not_of_store("Azure", status, "the endpoint of the storage account", **where)
         return MissingBlob("the blob does not exist", **where)
     if code == "AccountLimitExceeded":
         return DiskFull(text, hint="raise the limit of the storage account: it is full", **told)

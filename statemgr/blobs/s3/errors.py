@@ -10,7 +10,7 @@ from typing import Any
 import urllib3.exceptions
 from botocore import exceptions as sdk
 
-from statemgr.blobs.connections import of_limit, of_network
+from statemgr.blobs.connections import not_of_store, of_limit, of_network
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import AccessDenied, DiskFull, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.os_errors import limit_behind
@@ -169,5 +169,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
         return UnavailableError(text, **where)
     if status in (404, 410):
+        # the SDK puts the status in place of a code; an answer to a HEAD never has one, and Place.head asks again
+        if error.operation_name != "HeadObject" and (not code or code.isdigit()):
+            return not_of_store("S3", status, "blob.store.s3.endpoint", **where)
         return MissingBlob("the blob does not exist", **where)
     return InvalidError(text, **where)

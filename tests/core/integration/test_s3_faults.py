@@ -18,7 +18,7 @@ from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
 from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer, Upload
-from tests.core.integration.s3_proxy import Fault, S3Proxy
+from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import S3Server
 
 
@@ -141,6 +141,45 @@ def test_what_no_retry_can_mend_is_not_repeated(
     assert hint in str(caught.value.hint)
     # the SDK itself asks for the region of a redirected bucket, once
     assert sum(method == "PUT" for method, _ in proxy.requests) == (2 if answer[0] == 301 else 1)
+
+
+def delete_all(store: RetryingBlobStore, *names: str) -> None:
+    """Delete blobs together. Raises: the first failure."""
+    for error in store.delete_many(names).values():
+        raise error
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "stat", "remove_ttl", "delete", "delete_many", "copy"])
+def test_a_page_of_an_ingress_says_nothing_about_a_blob(
+    store: RetryingBlobStore, proxy: S3Proxy, operation: str
+) -> None:
+    """FAULTS 8: an ingress whose server is away answers 404 with a page of its own. Nobody takes a blob for missing: a
+    request waits for the server, and a blob loses its TTL or is deleted when the server is back."""
+    for name in ("a/b", "a/c", "a/d"):
+        store.put(name, b"data", ttl_days=30)
+    found = store.stat("a/b")
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("a/new", b"data", ttl_days=30),
+        "get": lambda: read(store, "a/b"),
+        "stat": lambda: store.stat("a/b"),
+        "remove_ttl": lambda: store.remove_ttl("a/b"),
+        "delete": lambda: store.delete("a/c"),
+        "delete_many": lambda: delete_all(store, "a/c", "a/d"),
+        "copy": lambda: store.copy_from(store, found, "a/copy", ttl_days=30),
+    }
+    methods = ("PUT", "GET", "HEAD", "DELETE", "POST")
+    proxy.faults = [Fault(method, times=99, answer=(404, PAGE)) for method in methods]
+    with pytest.raises(UnavailableError, match="404") as caught:
+        calls[operation]()
+    assert "blob.store.s3.endpoint" in str(caught.value.hint)
+    proxy.faults = [Fault(method, answer=(404, PAGE)) for method in methods]
+    calls[operation]()
+    proxy.faults = []
+    names = {blob.blob_id for blob in list_blobs(store, "a/")}
+    gone = {"delete": {"a/c"}, "delete_many": {"a/c", "a/d"}}.get(operation, set())
+    made = {"put": {"a/new"}, "copy": {"a/copy"}}.get(operation, set())
+    assert names == ({"a/b", "a/c", "a/d"} | made) - gone
+    assert (store.stat("a/b").expires_ms is None) == (operation == "remove_ttl")
 
 
 def test_a_truncated_body_is_read_on(store: RetryingBlobStore, proxy: S3Proxy) -> None:
