@@ -54,8 +54,8 @@ _BUSY = {
     "SystemInUse", "TooManyRequests",
 }  # fmt: skip
 _DAMAGED = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
-_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "batch": "delete", "update": "write",
-           "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
+_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "batch": "delete",
+           "update": "write", "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
 _ACTION = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
 _VERSION = "2021-12-02"
 #: Seconds between two looks at a copy in progress, and that it may take.

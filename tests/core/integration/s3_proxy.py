@@ -21,8 +21,8 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-leng
 class Fault:
     """What to do to the next ``times`` requests of ``method`` whose path contains ``path``.
 
-    ``answer``: the (status, error code or :data:`PAGE`) sent instead of the server's answer. ``lands``: forward the request
-    nevertheless. ``truncate``: end the body after this many bytes. ``alter``: a function applied to the body.
+    ``answer``: the (status, error code or :data:`PAGE`) sent instead of the server's answer. ``lands``: forward the
+    request nevertheless. ``truncate``: end the body after this many bytes. ``alter``: a function applied to the body.
     ``reset``: reset the connection. ``wait``: seconds before anything is sent. ``trickle``: send the body at this many
     bytes a second, except the first ``after`` bytes, which are sent at once. ``chunked``: send the body in chunks,
     without its length.
