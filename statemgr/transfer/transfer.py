@@ -212,7 +212,7 @@ class Transfer(Downloads):
         failed = dict(self.for_each(wanted, self._blobs.remove_ttl))
         missing = [blob for blob, error in failed.items() if isinstance(error, MissingBlob)]
         there = UnavailableError("the blob store does not find a blob that it has")
-        failed |= dict.fromkeys(missing, there) | self.absent(missing)
+        failed |= {**dict.fromkeys(missing, there), **self.absent(missing)}
         with self._noting:
             self._expiring.difference_update(wanted)
             self._expiring.update(blob for blob, error in failed.items() if not isinstance(error, MissingBlob))

@@ -692,6 +692,21 @@ def test_the_service_of_azures_credentials_has_short_time_outs(monkeypatch: pyte
             {"connection.string": "AccountName=acc2;AccountKey=a2V5"},
             "another",
         ),
+        (
+            "abfss://c123@acc1.dfs.core.windows.net/x",
+            {"connection.string": "BlobEndpoint=https://acc2.blob.core.windows.net/;SharedAccessSignature=sig=a"},
+            "acc1",
+        ),
+        (
+            "az://container/x",
+            {"account": "acc1", "connection.string": "AccountName=acc2;AccountKey=a2V5"},
+            "acc1",
+        ),
+        (
+            "az://container/x",
+            {"account": "acc1", "connection.string": "BlobEndpoint=https://acc2.blob.core.windows.net"},
+            "acc1",
+        ),
         ("az://container/x", {"connection.string": "nonsense"}, "without '='"),
         ("az://container/x", {"connection.string": "AccountName=a;AccountKey=a2V5abcde"}, "is not Base64"),
         ("az://container/x", {"connection.string": "AccountName=a;AccountKey=a2V5ä"}, "is not Base64"),

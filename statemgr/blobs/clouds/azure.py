@@ -339,21 +339,28 @@ def _place(uri: str, account: str) -> tuple[str, str, str]:
     return account, parts.netloc, prefix
 
 
+def _accounts(fields: Mapping[str, str]) -> list[str]:
+    """The accounts that a connection string names: by its name, and by the host of an endpoint of Azure's own."""
+    own = re.match(r"https?://([\w-]+)\.[^/]*\bblob\.", fields.get("blobendpoint", ""))
+    return [*filter(None, (fields.get("accountname"), own and own[1]))]
+
+
 def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
     """The store of ``az://container/prefix`` or ``abfss://container@account.dfs.core.windows.net/prefix``."""
     settings = config.blob_azure
     given = settings.get("connection.string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
     fields = connection(str(given))
     hide([str(given), *secrets_of(fields)])
+    named = _accounts(fields)
     account, container, prefix = _place(
-        uri,
-        str(settings.get("account") or fields.get("accountname") or os.environ.get("AZURE_STORAGE_ACCOUNT") or ""),
+        uri, str(settings.get("account") or next(iter(named), "") or os.environ.get("AZURE_STORAGE_ACCOUNT") or "")
     )
-    if urlsplit(uri).scheme == "abfss" and fields.get("accountname", account) != account:
+    if any(name != account for name in named):
         raise ConfigError(
-            f"blob.store.uri is in the account {account}, and the connection string is of another one",
-            key="blob.store.azure.connection.string",
-        )
+            f"the blobs are in the account {account}, and the connection string is of another one",
+            hint="correct blob.store.azure.account, blob.store.uri, or the connection string (or the variable "
+            "AZURE_STORAGE_CONNECTION_STRING)", key="blob.store.azure.connection.string",
+        )  # fmt: skip
     suffix = fields.get("endpointsuffix", "core.windows.net")
     if urlsplit(uri).scheme == "abfss":
         suffix = urlsplit(uri).netloc.partition(".dfs.")[2] or suffix
