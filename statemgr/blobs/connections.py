@@ -16,6 +16,8 @@ from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
 from statemgr.logs import RateLimit
 from statemgr.os_errors import Fault, limit_behind, translate
 
+#: Seconds without progress after which a request fails: until it is connected, and from then on.
+CONNECT_TIMEOUT_S, TIMEOUT_S = 5, 30
 _LIBRARIES = ("azure", "boto3", "botocore", "google", "msal", "s3transfer", "urllib3")
 #: A token that the SDK has renewed itself, as a header or a parameter, in any quoting; a signature of a URL.
 _TOKEN = re.compile(r"(x-amz-security-token\W{1,6}|[?&]sig=|Bearer )[\w+/=%.~-]{16,}", re.IGNORECASE)
@@ -54,7 +56,8 @@ def not_of_store(service: str, status: int, setting: str, **where: Any) -> Unava
 
 
 class Connections:
-    """The open connections of a client.
+    """The open connections of a client. A server that stops reading an upload has as long as one that does not answer:
+    urllib3 itself gives it only the time to connect.
 
     Args:
         classes: the classes of urllib3's pools by scheme, which the client uses from now on. Changed in place.
@@ -75,9 +78,15 @@ class Connections:
                 if connections._broken:
                     raise ConnectionAbortedError("the client is closed")
                 super().connect()
+                self.sock.settimeout(TIMEOUT_S)
                 if not connections._added(self):
                     self.close()
                     raise ConnectionAbortedError("the client is closed")
+
+            def request(self, *args: Any, **more: Any) -> None:
+                if self.sock is not None:
+                    self.timeout = TIMEOUT_S  # urllib3 sets it to the time to connect before each request
+                super().request(*args, **more)
 
         return Watched
 

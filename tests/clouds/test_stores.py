@@ -37,7 +37,7 @@ from statemgr.errors import AccessDenied, ConfigError, InvalidError, MissingBlob
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
-from tests.blob_faults import ManualClock
+from tests.blob_faults import ManualClock, watch_sends
 from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import CloudServer
 
@@ -302,6 +302,20 @@ def test_throttling_is_waited_for(cloud: CloudServer) -> None:
         with pytest.raises(UnavailableError) as caught:
             blobs.put("a/never", b"bytes", ttl_days=None)
         assert caught.value.where["attempts"] == 3
+
+
+def test_an_upload_may_pause_as_long_as_an_answer(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with a busy disk stops reading for a while. On a new connection and on one that is used again, each
+    block of a body has as long as an answer, and not the time to connect."""
+    for name in ("PIECE", "WHOLE"):
+        monkeypatch.setattr(store, name, 2 * MIB)
+    blobs = opened(cloud)
+    sent = watch_sends(monkeypatch)
+    for size in (MIB, 2 * MIB, 5 * MIB):
+        blobs.put(f"a/{size}", bytes(size), ttl_days=3)
+    assert {seconds for _, seconds in sent} == {30}
+    assert max(size for size, _ in sent) < MIB
+    blobs.close()
 
 
 def delete_all(blobs: RetryingBlobStore, *names: str) -> None:

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from email.parser import BytesParser
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import ParseError
@@ -20,14 +21,14 @@ from xml.etree.ElementTree import ParseError
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from statemgr.blobs.connections import Connections, of_network, refused_by_proxy
+from statemgr.blobs.connections import CONNECT_TIMEOUT_S, TIMEOUT_S, Connections, of_network, refused_by_proxy
 from statemgr.blobs.names import unique_name
 from statemgr.blobs.reading import BodyReader, LargeReads
 from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.ports import Clock
 
 T = TypeVar("T")
-_TIMEOUT = urllib3.Timeout(connect=5, read=30)
+_TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=TIMEOUT_S)
 _BLOCK = 256 * 1024
 
 
@@ -214,7 +215,9 @@ class Http:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: Any, where: Mapping[str, str]
     ) -> urllib3.BaseHTTPResponse:
-        if body is not None and not isinstance(body, bytes):
+        if isinstance(body, bytes):
+            body = BytesIO(body)  # is sent in blocks, each with the time-out
+        elif body is not None:
             body.seek(0)
         signed = {**self._always, **headers}
         target = self.credentials.sign(method, url, signed)

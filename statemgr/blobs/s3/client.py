@@ -22,7 +22,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.utils import parse_timestamp
 
-from statemgr.blobs.connections import Connections, hide
+from statemgr.blobs.connections import CONNECT_TIMEOUT_S, TIMEOUT_S, Connections, hide
 from statemgr.blobs.names import check_blob_id
 from statemgr.blobs.s3.errors import code_and_status, translated
 from statemgr.errors import UnavailableError
@@ -31,8 +31,6 @@ from statemgr.version import __version__
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-_CONNECT_TIMEOUT_S = 5
-_READ_TIMEOUT_S = 30
 #: Settings that are credentials.
 _SECRETS = ("access.key", "secret.key", "session.token")
 
@@ -56,8 +54,8 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
         own.set_default_client_config(
             Config(
                 max_pool_connections=connections,
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                read_timeout=_READ_TIMEOUT_S,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                read_timeout=TIMEOUT_S,
                 retries={"total_max_attempts": 1},
                 # a fixed text: the SDK puts its own together for each request, a tenth of the time of a GET
                 user_agent=f"statemgr/{__version__}",

@@ -18,6 +18,7 @@ from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
 from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer, Upload
+from tests.blob_faults import watch_sends
 from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import S3Server
 
@@ -320,12 +321,25 @@ def test_a_server_that_hangs_meets_its_time_limit(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULTS 9: a call without an answer ends by itself, and the next try succeeds."""
-    monkeypatch.setattr(client, "_READ_TIMEOUT_S", 1)
+    monkeypatch.setattr(client, "TIMEOUT_S", 1)
     hurried = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
     proxy.faults = [Fault("PUT", wait=60), Fault("GET", wait=60)]
     hurried.put("a/b", b"data", ttl_days=30)
     assert read(hurried, "a/b") == b"data"
     hurried.close()
+
+
+def test_an_upload_may_pause_as_long_as_an_answer(
+    settings: dict[str, object], s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 9: a server with a busy disk stops reading for a while. On a new connection and on one that is used again,
+    the time-out of sending is not that of connecting."""
+    direct = open_blob_store(JobConfig.from_mapping({**settings, "blob.store.s3.endpoint": s3.endpoint}), SystemClock())
+    sent = watch_sends(monkeypatch)
+    for number in range(3):
+        direct.put(f"a/{number}", bytes(100_000), ttl_days=30)
+    assert {seconds for _, seconds in sent} == {30}
+    direct.close()
 
 
 def test_a_server_that_is_not_there(settings: dict[str, object], store: RetryingBlobStore) -> None:
