@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -624,6 +625,59 @@ def test_an_outage_of_the_service_of_googles_credentials_is_repeated() -> None:
         loaded = SimpleNamespace(before_request=refusing(error))
         with pytest.raises(kind, match="check the application default credentials"):
             gcs._GoogleCredentials(lambda loaded=loaded: loaded, None).sign("GET", "https://x", {})
+
+
+@pytest.mark.parametrize(
+    ("uri", "variables"),
+    [
+        ("gs://bucket1", {"GOOGLE_APPLICATION_CREDENTIALS": "/"}),
+        ("gs://bucket1", {"GOOGLE_APPLICATION_CREDENTIALS": "list"}),
+        ("az://bucket1", {"AZURE_CLIENT_CERTIFICATE_PATH": "missing"}),
+        ("az://bucket1", {"AZURE_CLIENT_SECRET": "s3cret", "AZURE_TENANT_ID": "t\n"}),
+        ("az://bucket1", {"AZURE_CLIENT_SECRET": "s3cret", "AZURE_AUTHORITY_HOST": "http://x"}),
+    ],
+)
+def test_credentials_that_cannot_be_read(
+    uri: str, variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendors' libraries raise what is not theirs, such as IsADirectoryError for a secret that is mounted as a
+    directory. The error says what to check."""
+    (tmp_path / "list").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", **variables}.items():
+        monkeypatch.setenv(name, value)
+    more = {"blob.store.azure.account": "acc1"} if uri.startswith("az") else {}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, **more})
+    blobs = open_raw_blob_store(config, SystemClock())
+    with pytest.raises(AccessDenied, match="credentials cannot be read") as caught:
+        blobs.stat("a")
+    assert re.search("GOOGLE_|AZURE_", str(caught.value.hint))
+    assert "s3cret" not in str(caught.value)
+    blobs.close()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://me:p4ss@localhost:1", "http://me:p4ss@localhost:abc", "http://[x"])
+@pytest.mark.parametrize("uri", ["gs://bucket1", "az://bucket1"])
+def test_a_proxy_that_cannot_be_used(uri: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mistyped, and not unavailable. Its password is in no message."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    more = {"blob.store.azure.connection.string": "AccountName=acc1;AccountKey=a2V5"} if uri.startswith("az") else {}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, **more})
+    with pytest.raises(ConfigError, match="HTTPS_PROXY") as caught:
+        open_raw_blob_store(config, SystemClock()).stat("a")
+    assert "p4ss" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["http://host:abc", "http://[x"])
+def test_an_endpoint_that_is_no_address(endpoint: str) -> None:
+    """It is mistyped, and not unavailable."""
+    given = f"AccountName=acc1;AccountKey=a2V5;BlobEndpoint={endpoint}"
+    settings = {"blob.store.uri": "az://bucket1", "blob.store.azure.connection.string": given}
+    with pytest.raises(ConfigError, match="the endpoint"):
+        open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock()).stat("a")
 
 
 def test_an_outage_of_the_service_of_azures_credentials_is_repeated() -> None:

@@ -26,7 +26,7 @@ import google.auth.exceptions
 import google.auth.transport.urllib3
 import google_crc32c
 
-from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers, loading
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
 from statemgr.blobs.connections import not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
@@ -310,7 +310,8 @@ class _GoogleCredentials:
     @_credentials_translated()
     def _sign(self, method: str, url: str, headers: dict[str, str]) -> str:
         if self._loaded is None:
-            self._loaded = self._load()
+            with loading("Google", _KEYS_HINT, google.auth.exceptions.GoogleAuthError):
+                self._loaded = self._load()
         self._loaded.before_request(self._request, method, url, headers)
         return url
 

@@ -12,7 +12,15 @@ from botocore import exceptions as sdk
 
 from statemgr.blobs.connections import not_of_store, of_limit, of_network
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import AccessDenied, DiskFull, InvalidError, MissingBlob, StatemgrError, UnavailableError
+from statemgr.errors import (
+    AccessDenied,
+    ConfigError,
+    DiskFull,
+    InvalidError,
+    MissingBlob,
+    StatemgrError,
+    UnavailableError,
+)
 from statemgr.os_errors import limit_behind
 
 _CREDENTIALS = {
@@ -101,6 +109,11 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except OSError as error:
         raise of_limit(error, "S3", bucket=bucket, blob=blob_id) from error
     except Exception as error:
+        if str(error).startswith("Invalid endpoint"):  # a ValueError
+            raise ConfigError(
+                "the endpoint of the S3 server is no address", key="blob.store.s3.endpoint",
+                hint="set it (or AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile) to one such as http://host:9000",
+            ) from error  # fmt: skip
         if not _is_of_credentials(error):
             raise
         # RuntimeError is the SDK's own, for credentials that have expired; other texts may be from a secret
