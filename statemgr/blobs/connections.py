@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from statemgr.config.loading import MASK, without
-from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, InvalidError, StatemgrError, UnavailableError
 from statemgr.logs import RateLimit
 from statemgr.os_errors import Fault, limit_behind, translate
 
@@ -46,6 +46,15 @@ def of_limit(error: OSError, service: str, **where: Any) -> StatemgrError:
     """The error for a limit of this process, such as open files. The same request may succeed later."""
     kinds = {Fault.LIMIT: UnavailableError, Fault.FAILED: UnavailableError}
     return translate(error, f"no request can be sent to {service}", kinds=kinds, **where)
+
+
+def body_refused(text: str, **where: Any) -> InvalidError:
+    """The error for 413: what is in front of the server takes only smaller requests."""
+    hint = (
+        "let the proxy take larger requests (nginx: client_max_body_size): up to 1.25 times blob.store.part.size for "
+        "files, and any size for the changes of a commit (docs/storage.md)"
+    )
+    return InvalidError(text, hint=hint, **where)
 
 
 def not_of_store(service: str, status: int, setting: str, **where: Any) -> UnavailableError:

@@ -493,8 +493,10 @@ def test_what_each_answer_means() -> None:
     disabled = Answer(403, {"x-ms-error-code": "AccountIsDisabled"}, b"")
     assert isinstance(azure.meaning(disabled, "put", {}), AccessDenied)
     proxy = Answer(502, {"Content-Type": "text/html"}, b"<html>Bad Gateway</html>")
+    small = Answer(413, {"Content-Type": "text/html"}, b"<html>Request Entity Too Large</html>")
     for meaning in (azure.meaning, gcs.meaning):
         assert isinstance(meaning(proxy, "get", {}), UnavailableError)
+        assert "client_max_body_size" in str(meaning(small, "put", {}).hint)
     quota = json.dumps({"error": {"code": 403, "message": "Quota", "errors": [{"reason": "quotaExceeded"}]}}).encode()
     assert isinstance(gcs.meaning(Answer(403, {}, quota), "put", {}), UnavailableError)
     missing = Answer(404, {}, b"No such object: my-bucket/orders/1/a-bucket/index")

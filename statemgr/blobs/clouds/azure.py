@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from statemgr.blobs.clouds.azure_credentials import KEYS_HINT, SharedKey, Signature, Token, connection, secrets_of
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces
-from statemgr.blobs.connections import hide, not_of_store
+from statemgr.blobs.connections import body_refused, hide, not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -303,6 +303,8 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = f"{_ACTION}{_RIGHTS[what]}" if code.startswith("AuthorizationPermission") else None
         hint = f"grant this identity the role in docs/security.md, or {KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **told)
+    if status == 413:
+        return body_refused(text, **told)
     if (
         status in (405, 501)
         or (status == 404 and what == "batch")

@@ -28,7 +28,7 @@ import google_crc32c
 
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers, loading
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
-from statemgr.blobs.connections import not_of_store
+from statemgr.blobs.connections import body_refused, not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -336,6 +336,8 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         return Lacking(text, **where)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **where)
+    if status == 413:
+        return body_refused(text, **where)
     if status == 401:
         return AccessDenied(text, hint=_KEYS_HINT, **where)
     if status == 403:

@@ -10,7 +10,7 @@ from typing import Any
 import urllib3.exceptions
 from botocore import exceptions as sdk
 
-from statemgr.blobs.connections import not_of_store, of_limit, of_network
+from statemgr.blobs.connections import body_refused, not_of_store, of_limit, of_network
 from statemgr.blobs.names import BlobExists
 from statemgr.errors import (
     AccessDenied,
@@ -174,6 +174,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
         return DiskFull(text, hint="free space in the object store: it is full", **where)
     if code == "EntityTooLarge":
         return too_large(text, bucket, blob_id)
+    if status == 413:
+        return body_refused(text, **where)
     if code == "NotImplemented" or status == 501:
         hint = "use another S3 server: this one lacks the function"
         if "Lifecycle" in error.operation_name:

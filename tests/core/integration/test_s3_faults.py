@@ -329,6 +329,16 @@ def test_a_server_that_hangs_meets_its_time_limit(
     hurried.close()
 
 
+def test_a_proxy_that_takes_only_small_requests(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 10: nginx refuses larger ones with 413 and a page, which is no answer of S3. The hint says what to set."""
+    proxy.requests.clear()
+    proxy.faults = [Fault("PUT", times=9, answer=(413, PAGE))]
+    with pytest.raises(InvalidError, match="413") as caught:
+        store.put("a/b", b"data", ttl_days=30)
+    assert "client_max_body_size" in str(caught.value.hint)
+    assert len(proxy.requests) == 1
+
+
 def test_an_upload_may_pause_as_long_as_an_answer(
     settings: dict[str, object], s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
