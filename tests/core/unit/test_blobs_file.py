@@ -182,6 +182,23 @@ def test_a_late_write_takes_nothing_from_a_published_blob(
     assert store.stat("a/blob") == BlobInfo("a/blob", 1, store.stat("a/blob").modified_ms, None)
 
 
+def test_a_link_whose_answer_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client sends it again, and meets the name that it has made itself. The blob keeps its TTL. A blob of another
+    writer still exists already."""
+    store, link = FileBlobStore(tmp_path, SystemClock()), os.link
+
+    def repeated(*names: str, **where: Any) -> None:
+        link(*names, **where)
+        link(*names, **where)
+
+    monkeypatch.setattr(os, "link", repeated)
+    store.put("a/b", b"x", ttl_days=1)
+    assert store.stat("a/b").expires_ms is not None
+    monkeypatch.setattr(file_tree, "exists", lambda *_: False)  # somebody is faster
+    with pytest.raises(BlobExists):
+        store.put("a/b", b"y", ttl_days=1)
+
+
 def test_a_blob_that_cannot_be_deleted_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has made a file immutable. Its neighbours are deleted, and the error is that of the file."""
     store = FileBlobStore(tmp_path, SystemClock())
