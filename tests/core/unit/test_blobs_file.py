@@ -183,8 +183,8 @@ def test_a_late_write_takes_nothing_from_a_published_blob(
 
 
 def test_a_link_whose_answer_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An NFS client sends it again, and meets the name that it has made itself. The blob keeps its TTL. A blob of another
-    writer still exists already."""
+    """An NFS client sends it again, and meets the name that it has made itself. The blob keeps its TTL. A blob of
+    another writer still exists already."""
     store, link = FileBlobStore(tmp_path, SystemClock()), os.link
 
     def repeated(*names: str, **where: Any) -> None:
