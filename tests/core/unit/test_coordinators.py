@@ -21,9 +21,9 @@ from statemgr.engine.job_coordinator import JobCoordinator
 from statemgr.errors import (
     AccessDenied,
     FencedError,
-    MissingBlob,
     InvalidError,
     LocalStateLost,
+    MissingBlob,
     OutcomeUnknownError,
     RetryableError,
     UnavailableError,
