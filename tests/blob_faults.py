@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.errors import UnavailableError
 from statemgr.ports import BlobPage, BlobReader, Body
+
+
+def watch_sends(patch: pytest.MonkeyPatch) -> list[tuple[int, float | None]]:
+    """The size and the time-out (seconds) of each larger text that a socket sends from now on."""
+    send, sent = socket.socket.sendall, list[tuple[int, float | None]]()
+
+    def sendall(self: socket.socket, data: Any, *more: Any) -> None:
+        if len(data) > 10_000:
+            sent.append((len(data), self.gettimeout()))
+        send(self, data, *more)
+
+    patch.setattr(socket.socket, "sendall", sendall, raising=False)
+    return sent
 
 
 class ManualClock:

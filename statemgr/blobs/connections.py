@@ -12,10 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 from statemgr.config.loading import MASK, without
-from statemgr.errors import AccessDenied, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, InvalidError, StatemgrError, UnavailableError
 from statemgr.logs import RateLimit
 from statemgr.os_errors import Fault, limit_behind, translate
 
+#: Seconds without progress after which a request fails: until it is connected, and from then on.
+CONNECT_TIMEOUT_S, TIMEOUT_S = 5, 30
 _LIBRARIES = ("azure", "boto3", "botocore", "google", "msal", "s3transfer", "urllib3")
 #: A token that the SDK has renewed itself, as a header or a parameter, in any quoting; a signature of a URL.
 _TOKEN = re.compile(r"(x-amz-security-token\W{1,6}|[?&]sig=|Bearer )[\w+/=%.~-]{16,}", re.IGNORECASE)
@@ -46,8 +48,25 @@ def of_limit(error: OSError, service: str, **where: Any) -> StatemgrError:
     return translate(error, f"no request can be sent to {service}", kinds=kinds, **where)
 
 
+def body_refused(text: str, **where: Any) -> InvalidError:
+    """The error for 413: what is in front of the server takes only smaller requests."""
+    hint = (
+        "let the proxy take larger requests (nginx: client_max_body_size): up to 1.25 times blob.store.part.size for "
+        "files, and any size for the changes of a commit (docs/storage.md)"
+    )
+    return InvalidError(text, hint=hint, **where)
+
+
+def not_of_store(service: str, status: int, setting: str, **where: Any) -> UnavailableError:
+    """The error for "not found" without an error of the service: so answers an ingress whose server is away. It says
+    nothing about a blob."""
+    hint = f"check {setting}: a proxy or a load balancer may have answered, because it does not reach the server"
+    return UnavailableError(f"{service} answered {status} without an error of its own", hint=hint, **where)
+
+
 class Connections:
-    """The open connections of a client.
+    """The open connections of a client. A server that stops reading an upload has as long as one that does not answer:
+    urllib3 itself gives it only the time to connect.
 
     Args:
         classes: the classes of urllib3's pools by scheme, which the client uses from now on. Changed in place.
@@ -68,9 +87,15 @@ class Connections:
                 if connections._broken:
                     raise ConnectionAbortedError("the client is closed")
                 super().connect()
+                self.sock.settimeout(TIMEOUT_S)
                 if not connections._added(self):
                     self.close()
                     raise ConnectionAbortedError("the client is closed")
+
+            def request(self, *args: Any, **more: Any) -> None:
+                if self.sock is not None:
+                    self.timeout = TIMEOUT_S  # urllib3 sets it to the time to connect before each request
+                super().request(*args, **more)
 
         return Watched
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from statemgr.blobs import file_tree
 from statemgr.blobs.body import BytesReader, open_body
 from statemgr.blobs.file_tree import Tree, translated
-from statemgr.blobs.names import check_blob_id, page_of
+from statemgr.blobs.names import check_blob_id, delete_each, page_of
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
 from statemgr.errors import InvalidError, StatemgrError
@@ -139,31 +139,39 @@ class FileBlobStore:
 
     def delete(self, blob_id: str) -> None:
         """Also removes directories that become empty."""
-        *parents, name = check_blob_id(blob_id)
         with translated(blob_id):
-            self._delete(parents, [name])
+            failed = self._delete(check_blob_id(blob_id)[:-1], [blob_id])
+        if failed:
+            raise failed[blob_id]
 
     def delete_many(self, blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
         """Syncs each directory once."""
         failed: dict[str, StatemgrError] = {}
         for parent, group in groupby(sorted(blob_ids, key=_parent), _parent):
             found = list(group)
-            names = [check_blob_id(blob_id)[-1] for blob_id in found]
             try:
                 with translated(parent):
-                    self._delete(parent.split("/") if parent else [], names)
+                    failed |= self._delete(parent.split("/") if parent else [], found)
             except StatemgrError as error:
                 failed |= dict.fromkeys(found, error)
         return failed
 
-    def _delete(self, parents: Sequence[str], names: Sequence[str]) -> None:
+    def _delete(self, parents: Sequence[str], blob_ids: Sequence[str]) -> Mapping[str, StatemgrError]:
+        """Delete blobs of one directory. Returns: those that could not be deleted, and why. Raises: OSError."""
+
+        def delete(blob_id: str) -> None:
+            name = check_blob_id(blob_id)[-1]
+            for entry in (name, file_tree.expiry(name)):
+                with translated(blob_id), suppress(FileNotFoundError):
+                    os.unlink(entry, dir_fd=directory)
+
+        failed: Mapping[str, StatemgrError] = {}
         with suppress(FileNotFoundError):
             with self._tree.directory(parents) as directory:
-                for entry in chain.from_iterable((name, file_tree.expiry(name)) for name in names):
-                    with suppress(FileNotFoundError):
-                        os.unlink(entry, dir_fd=directory)
+                failed = delete_each(blob_ids, delete)
                 os.fsync(directory)
             self._tree.remove_empty(parents)
+        return failed
 
     def close(self) -> None:
         """Nothing is kept open."""

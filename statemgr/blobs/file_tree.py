@@ -271,7 +271,9 @@ def link(directory: int, source: str, name: str, blob_id: str) -> None:
     try:
         os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
     except FileExistsError:
-        raise exists_error(directory, blob_id) from None
+        own, found = (os.stat(file, dir_fd=directory, follow_symlinks=False) for file in (source, name))
+        if not os.path.samestat(own, found):  # NFS repeats a link whose answer is lost
+            raise exists_error(directory, blob_id) from None
     except OSError as error:
         if error.errno not in os_errors.CANNOT_LINK:
             raise

@@ -169,7 +169,8 @@ KEYS: tuple[Key, ...] = (
     Key("stores.<name>.changelog.topic", TOPIC, None,
         "Changelog topic of this store.", "`<job.name>-<job.id>-<name>-changelog`"),
     Key("stores.<name>.changelog.min.compaction.lag.ms", duration(0, 365 * DAY_MS), 4 * HOUR_MS,
-        "Records of the changelog that are younger than this are not compacted."),
+        "Records of the changelog that are younger than this are not compacted. "
+        "A read of the changelog of a running job must take less time."),
     Key("stores.<name>.key.serde", _STORE_KEY_SERDE, "bytes",
         "Serde of the keys. `integer` writes 8 bytes that sort like the numbers. A serde for keys with times names the "
         "serde of the plain key in parentheses: `kafka-streams-window(string)`."),

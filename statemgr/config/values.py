@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from statemgr.config.factories import blob_store_of
 from statemgr.config.policies import SnapshotInterval
@@ -178,6 +178,8 @@ def _blob_uri(value: object) -> str:
     text = _string(value)
     uri = urlsplit(text)
     own = uri.scheme in ("file", "s3", "memory", "gs", "az", "abfss")
+    if uri.scheme in ("az", "abfss") and {".", ".."} & set(unquote(uri.path).split("/")):
+        raise ValueError  # requests would have another path than listings
     if uri.scheme == "abfss":  # container@account.dfs.core.windows.net
         is_place = re.fullmatch(r"[a-z0-9-]{3,63}@[a-z0-9]{3,24}\.dfs\.[a-z0-9.-]+", uri.netloc)
         if not is_place or uri.query or uri.fragment:

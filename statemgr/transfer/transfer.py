@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from statemgr.blobs.body import body_size
 from statemgr.blobs.counting import BlobCounts
-from statemgr.errors import CorruptFile, MissingBlob, StatemgrError
+from statemgr.errors import CorruptFile, MissingBlob, StatemgrError, UnavailableError
 from statemgr.local.transfer_files import SourceFile
 from statemgr.model.checkpoint import BlobRef
 from statemgr.model.hashing import content_hash, hasher
@@ -204,9 +204,15 @@ class Transfer(Downloads):
         return self.for_each(blob_ids, look)
 
     def remove_ttl_all(self, blob_ids: Iterable[str]) -> Mapping[str, StatemgrError]:
-        """Remove the TTL of blobs in parallel, except of those that :attr:`deleted` has."""
+        """Remove the TTL of blobs in parallel, except of those that :attr:`deleted` has.
+
+        A published blob whose TTL nobody removes expires. So a second request checks that one is really missing.
+        """
         wanted = [blob for blob in blob_ids if blob not in self.deleted]
-        failed = self.for_each(wanted, self._blobs.remove_ttl)
+        failed = dict(self.for_each(wanted, self._blobs.remove_ttl))
+        missing = [blob for blob, error in failed.items() if isinstance(error, MissingBlob)]
+        there = UnavailableError("the blob store does not find a blob that it has")
+        failed |= {**dict.fromkeys(missing, there), **self.absent(missing)}
         with self._noting:
             self._expiring.difference_update(wanted)
             self._expiring.update(blob for blob, error in failed.items() if not isinstance(error, MissingBlob))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -37,8 +38,8 @@ from statemgr.errors import AccessDenied, ConfigError, InvalidError, MissingBlob
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice, list_blobs
 from statemgr.testing.conformance.blob_store import read
-from tests.blob_faults import ManualClock
-from tests.core.integration.s3_proxy import Fault, S3Proxy
+from tests.blob_faults import ManualClock, watch_sends
+from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import CloudServer
 
 pytestmark = pytest.mark.integration
@@ -304,6 +305,59 @@ def test_throttling_is_waited_for(cloud: CloudServer) -> None:
         assert caught.value.where["attempts"] == 3
 
 
+def test_an_upload_may_pause_as_long_as_an_answer(cloud: CloudServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with a busy disk stops reading for a while. On a new connection and on one that is used again, each
+    block of a body has as long as an answer, and not the time to connect."""
+    for name in ("PIECE", "WHOLE"):
+        monkeypatch.setattr(store, name, 2 * MIB)
+    blobs = opened(cloud)
+    sent = watch_sends(monkeypatch)
+    for size in (MIB, 2 * MIB, 5 * MIB):
+        blobs.put(f"a/{size}", bytes(size), ttl_days=3)
+    assert {seconds for _, seconds in sent} == {30}
+    assert max(size for size, _ in sent) < MIB
+    blobs.close()
+
+
+def delete_all(blobs: RetryingBlobStore, *names: str) -> None:
+    """Delete blobs together. Raises: the first failure."""
+    for error in blobs.delete_many(names).values():
+        raise error
+
+
+def test_a_page_of_an_ingress_says_nothing_about_a_blob(cloud: CloudServer) -> None:
+    """An ingress whose server is away answers 404 with a page of its own. A request waits for the server, and a blob
+    loses its TTL or is deleted when the server is back."""
+    methods = ("PUT", "GET", "HEAD", "DELETE", "POST", "PATCH")
+    with through(cloud, **{"blob.store.retry.policy.max.retries": 5}) as (proxy, blobs):
+        for name in ("a/b", "a/c", "a/d", "a/e"):
+            blobs.put(name, b"data", ttl_days=30)
+        found = blobs.stat("a/b")
+        calls: list[Callable[[], object]] = [
+            lambda: blobs.put("a/new", b"data", ttl_days=30),
+            lambda: read(blobs, "a/b"),
+            lambda: blobs.stat("a/b"),
+            lambda: blobs.copy_from(blobs, found, "a/copy", ttl_days=30),
+            lambda: blobs.remove_ttl("a/b"),
+            lambda: blobs.delete("a/c"),
+            lambda: delete_all(blobs, "a/d", "a/e"),
+            lambda: list(list_blobs(blobs, "a/")),
+        ]
+        for call in calls:
+            proxy.faults = [Fault(method, times=99, answer=(404, PAGE)) for method in methods]
+            with pytest.raises(UnavailableError, match="404 without") as caught:
+                call()
+            assert "endpoint" in str(caught.value.hint)
+            proxy.faults = [Fault(method, answer=(404, PAGE)) for method in methods]
+            call()
+        proxy.faults = []
+        assert [blob.blob_id for blob in list_blobs(blobs, "a/")] == ["a/b", "a/copy", "a/new"]
+        assert blobs.stat("a/b").expires_ms is None
+        proxy.requests.clear()
+        assert blobs.delete_many(["a/copy", "a/new"]) == {}
+        assert len(proxy.requests) == 1, "the server still deletes many with one request"
+
+
 def test_a_missing_right_is_named_as_the_vendor_names_it(cloud: CloudServer) -> None:
     """Expired tokens and missing rights are not repeated, and the error names the right."""
     for status, code, right in REFUSED[cloud.kind]:
@@ -439,12 +493,15 @@ def test_what_each_answer_means() -> None:
     disabled = Answer(403, {"x-ms-error-code": "AccountIsDisabled"}, b"")
     assert isinstance(azure.meaning(disabled, "put", {}), AccessDenied)
     proxy = Answer(502, {"Content-Type": "text/html"}, b"<html>Bad Gateway</html>")
+    small = Answer(413, {"Content-Type": "text/html"}, b"<html>Request Entity Too Large</html>")
     for meaning in (azure.meaning, gcs.meaning):
         assert isinstance(meaning(proxy, "get", {}), UnavailableError)
+        assert "client_max_body_size" in str(meaning(small, "put", {}).hint)
     quota = json.dumps({"error": {"code": 403, "message": "Quota", "errors": [{"reason": "quotaExceeded"}]}}).encode()
     assert isinstance(gcs.meaning(Answer(403, {}, quota), "put", {}), UnavailableError)
     missing = Answer(404, {}, b"No such object: my-bucket/orders/1/a-bucket/index")
     assert isinstance(gcs.meaning(missing, "get", {}), MissingBlob)
+    assert isinstance(azure.meaning(Answer(404, {"x-ms-error-code": "BlobNotFound"}, b""), "stat", {}), MissingBlob)
     assert isinstance(gcs.meaning(missing, "piece", {}), UnavailableError)
     no_bucket = Answer(404, {}, json.dumps({"error": {"message": "The specified bucket does not exist."}}).encode())
     assert isinstance(gcs.meaning(no_bucket, "get", {}), AccessDenied)
@@ -572,6 +629,59 @@ def test_an_outage_of_the_service_of_googles_credentials_is_repeated() -> None:
             gcs._GoogleCredentials(lambda loaded=loaded: loaded, None).sign("GET", "https://x", {})
 
 
+@pytest.mark.parametrize(
+    ("uri", "variables"),
+    [
+        ("gs://bucket1", {"GOOGLE_APPLICATION_CREDENTIALS": "/"}),
+        ("gs://bucket1", {"GOOGLE_APPLICATION_CREDENTIALS": "list"}),
+        ("az://bucket1", {"AZURE_CLIENT_CERTIFICATE_PATH": "missing"}),
+        ("az://bucket1", {"AZURE_CLIENT_SECRET": "s3cret", "AZURE_TENANT_ID": "t\n"}),
+        ("az://bucket1", {"AZURE_CLIENT_SECRET": "s3cret", "AZURE_AUTHORITY_HOST": "http://x"}),
+    ],
+)
+def test_credentials_that_cannot_be_read(
+    uri: str, variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendors' libraries raise what is not theirs, such as IsADirectoryError for a secret that is mounted as a
+    directory. The error says what to check."""
+    (tmp_path / "list").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", **variables}.items():
+        monkeypatch.setenv(name, value)
+    more = {"blob.store.azure.account": "acc1"} if uri.startswith("az") else {}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, **more})
+    blobs = open_raw_blob_store(config, SystemClock())
+    with pytest.raises(AccessDenied, match="credentials cannot be read") as caught:
+        blobs.stat("a")
+    assert re.search("GOOGLE_|AZURE_", str(caught.value.hint))
+    assert "s3cret" not in str(caught.value)
+    blobs.close()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://me:p4ss@localhost:1", "http://me:p4ss@localhost:abc", "http://[x"])
+@pytest.mark.parametrize("uri", ["gs://bucket1", "az://bucket1"])
+def test_a_proxy_that_cannot_be_used(uri: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mistyped, and not unavailable. Its password is in no message."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    more = {"blob.store.azure.connection.string": "AccountName=acc1;AccountKey=a2V5"} if uri.startswith("az") else {}
+    config = JobConfig.from_mapping({"job.name": "orders", "blob.store.uri": uri, **more})
+    with pytest.raises(ConfigError, match="HTTPS_PROXY") as caught:
+        open_raw_blob_store(config, SystemClock()).stat("a")
+    assert "p4ss" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["http://host:abc", "http://[x"])
+def test_an_endpoint_that_is_no_address(endpoint: str) -> None:
+    """It is mistyped, and not unavailable."""
+    given = f"AccountName=acc1;AccountKey=a2V5;BlobEndpoint={endpoint}"
+    settings = {"blob.store.uri": "az://bucket1", "blob.store.azure.connection.string": given}
+    with pytest.raises(ConfigError, match="the endpoint"):
+        open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock()).stat("a")
+
+
 def test_an_outage_of_the_service_of_azures_credentials_is_repeated() -> None:
     """Once there was a token, only a refusal is no reason to ask again."""
     loaded = SimpleNamespace(get_token=refusing(CredentialUnavailableError("no response from the IMDS endpoint")))
@@ -651,6 +761,21 @@ def test_the_service_of_azures_credentials_has_short_time_outs(monkeypatch: pyte
             "abfss://c123@acc1.dfs.core.windows.net/x",
             {"connection.string": "AccountName=acc2;AccountKey=a2V5"},
             "another",
+        ),
+        (
+            "abfss://c123@acc1.dfs.core.windows.net/x",
+            {"connection.string": "BlobEndpoint=https://acc2.blob.core.windows.net/;SharedAccessSignature=sig=a"},
+            "acc1",
+        ),
+        (
+            "az://container/x",
+            {"account": "acc1", "connection.string": "AccountName=acc2;AccountKey=a2V5"},
+            "acc1",
+        ),
+        (
+            "az://container/x",
+            {"account": "acc1", "connection.string": "BlobEndpoint=https://acc2.blob.core.windows.net"},
+            "acc1",
         ),
         ("az://container/x", {"connection.string": "nonsense"}, "without '='"),
         ("az://container/x", {"connection.string": "AccountName=a;AccountKey=a2V5abcde"}, "is not Base64"),

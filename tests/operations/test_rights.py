@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ from confluent_kafka import Producer
 from statemgr import JobConfig, StateManager
 from statemgr.blobs import open_blob_store
 from statemgr.cli.main import cli
-from statemgr.errors import AccessDenied
+from statemgr.errors import AccessDenied, UnavailableError
 from statemgr.local.machine import SystemClock
+from statemgr.phases import Phase
 from statemgr.ports import UnfinishedUpload, list_blobs
 from statemgr_tools.dev.s3 import find_versitygw
+from tests.commits import failing
 from tests.jobs import DUAL
 from tests.old_jobs import commit, make, write
 from tests.secured import BUCKET, Right, SecuredKafka, SecuredS3, documented
@@ -145,6 +148,19 @@ def test_the_documented_rights_suffice(servers: tuple[SecuredKafka, SecuredS3], 
     listed = root.list_objects_v2(Bucket=BUCKET)["Contents"]
     own = f"{PREFIX}/clicks/1/"
     assert all(found["Key"].startswith(own) for found in listed), "nothing is outside of the job's prefix"
+
+
+def test_the_rights_to_run_suffice_after_a_failed_first_start(
+    servers: tuple[SecuredKafka, SecuredS3], tmp_path: Path
+) -> None:
+    """FAULT 10: blobs that a first start left behind when its publish failed do not keep the next one from starting."""
+    life = Life(servers, tmp_path, "begun")
+    life.allow([right for right in life.rights if right.purpose in ("first start", "run")])
+    with failing(Phase.BEGIN), pytest.raises(UnavailableError):
+        life.step("commit")
+    assert life.s3.root().list_objects_v2(Bucket=BUCKET, Prefix=f"{PREFIX}/begun/1/")["KeyCount"]
+    shutil.rmtree(tmp_path / "state")
+    life.step("commit")
 
 
 @pytest.mark.long

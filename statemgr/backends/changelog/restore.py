@@ -58,8 +58,11 @@ _COPY_INSTEAD = (
     "no other backend has the state: open the task on the machine where it ran last, whose local copy below state.dir "
     "may be whole; its next commit then writes the whole state to the changelog"
 )
-_NEWER_INSTEAD = "choose a newer checkpoint: `statemgr checkpoints list` shows them; no other backend has this one"
 _LAG = "min.compaction.lag.ms"
+_NEWER_INSTEAD = (
+    "choose a newer checkpoint: `statemgr checkpoints list` shows them; no other backend has this one. If a read of "
+    f"the newest one takes too long each time, raise stores.<name>.changelog.{_LAG}"
+)
 
 
 class ChangelogRestore(RestoreManager):
@@ -132,9 +135,13 @@ class ChangelogRestore(RestoreManager):
             hint = self._instead()
             raise MissingState("the marker does not name this task's partition of a changelog", hint=hint)
         info = self._checked(marker)
+        began = moment(self._services.clock)
         start, end = self._checked_bounds(marker)
         self._check_successor(successor, marker, info)
         found = read(marker, info, start)
+        if self._passed_s(began) * 1000 >= certain_ms(int(info.config.get(_LAG, "0"))):
+            # what was written since the beginning of the read may have been compacted before its end
+            end = self._checked_bounds(marker)[1]
         self._check_successor(successor, marker, info)
         self._check_tail(marker, info, end)
         self._checked(marker, info.topic_id)
@@ -148,9 +155,7 @@ class ChangelogRestore(RestoreManager):
         """
         began = moment(self._services.clock)
         found = read()
-        now, usable_s = moment(self._services.clock), deletes_kept_ms(info.config) / 1000
-        # monotonic time may stand still while the machine is suspended
-        took_s = max(now.monotonic_s - began.monotonic_s, (now.wall_ms - began.wall_ms) / 1000)
+        took_s, usable_s = self._passed_s(began), deletes_kept_ms(info.config) / 1000
         if took_s >= usable_s:
             raise UnavailableError(
                 f"the changelog was read for {took_s:.0f} s, and compaction may remove deletes after {usable_s:.0f} s "
@@ -160,6 +165,11 @@ class ChangelogRestore(RestoreManager):
                 partition=marker.partition,
             )
         return found
+
+    def _passed_s(self, since: Moment) -> float:
+        """Seconds since a moment, at most. Monotonic time may stand still while the machine is suspended."""
+        now = moment(self._services.clock)
+        return max(now.monotonic_s - since.monotonic_s, (now.wall_ms - since.wall_ms) / 1000)
 
     def start(self, marker: ChangelogMarker) -> int:
         """The offset at which the changelog of a marker begins.

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from statemgr.blobs.clouds.azure_credentials import KEYS_HINT, SharedKey, Signature, Token, connection, secrets_of
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, batch, batch_answers
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces
-from statemgr.blobs.connections import hide
+from statemgr.blobs.connections import body_refused, hide, not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -54,8 +54,8 @@ _BUSY = {
     "SystemInUse", "TooManyRequests",
 }  # fmt: skip
 _DAMAGED = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
-_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "update": "write",
-           "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
+_RIGHTS = {"put": "write", "get": "read", "stat": "read", "list": "read", "delete": "delete", "batch": "delete",
+           "update": "write", "tags": "tags/write", "read-tags": "tags/read"}  # fmt: skip
 _ACTION = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
 _VERSION = "2021-12-02"
 #: Seconds between two looks at a copy in progress, and that it may take.
@@ -203,7 +203,7 @@ class AzureBlobStore(CloudBlobStore):
             requests.append(("DELETE", f"{parts.path}?{parts.query}".rstrip("?"), headers))
         kind, body = batch(requests)
         url = f"{self._container_url}?restype=container&comp=batch"
-        answer = self._http.ask("POST", url, {"Content-Type": kind}, body, what="delete", accept=(200, 202))
+        answer = self._http.ask("POST", url, {"Content-Type": kind}, body, what="batch", accept=(200, 202))
         with self._http.understood():
             return batch_answers(answer, len(keys))
 
@@ -303,11 +303,19 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = f"{_ACTION}{_RIGHTS[what]}" if code.startswith("AuthorizationPermission") else None
         hint = f"grant this identity the role in docs/security.md, or {KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **told)
-    if status in (405, 501) or re.search(r"Unsupported|Not(Yet)?Supported", code):
+    if status == 413:
+        return body_refused(text, **told)
+    if (
+        status in (405, 501)
+        or (status == 404 and what == "batch")
+        or re.search(r"Unsupported|Not(Yet)?Supported", code)
+    ):
         return Lacking(text, **told)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **told)
     if status == 404:
+        if not code:
+            return not_of_store("Azure", status, "the endpoint of the storage account", **where)
         return MissingBlob("the blob does not exist", **where)
     if code == "AccountLimitExceeded":
         return DiskFull(text, hint="raise the limit of the storage account: it is full", **told)
@@ -333,21 +341,28 @@ def _place(uri: str, account: str) -> tuple[str, str, str]:
     return account, parts.netloc, prefix
 
 
+def _accounts(fields: Mapping[str, str]) -> list[str]:
+    """The accounts that a connection string names: by its name, and by the host of an endpoint of Azure's own."""
+    own = re.match(r"https?://([\w-]+)\.[^/]*\bblob\.", fields.get("blobendpoint", ""))
+    return [*filter(None, (fields.get("accountname"), own and own[1]))]
+
+
 def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
     """The store of ``az://container/prefix`` or ``abfss://container@account.dfs.core.windows.net/prefix``."""
     settings = config.blob_azure
     given = settings.get("connection.string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
     fields = connection(str(given))
     hide([str(given), *secrets_of(fields)])
+    named = _accounts(fields)
     account, container, prefix = _place(
-        uri,
-        str(settings.get("account") or fields.get("accountname") or os.environ.get("AZURE_STORAGE_ACCOUNT") or ""),
+        uri, str(settings.get("account") or next(iter(named), "") or os.environ.get("AZURE_STORAGE_ACCOUNT") or "")
     )
-    if urlsplit(uri).scheme == "abfss" and fields.get("accountname", account) != account:
+    if any(name != account for name in named):
         raise ConfigError(
-            f"blob.store.uri is in the account {account}, and the connection string is of another one",
-            key="blob.store.azure.connection.string",
-        )
+            f"the blobs are in the account {account}, and the connection string is of another one",
+            hint="correct blob.store.azure.account, blob.store.uri, or the connection string (or the variable "
+            "AZURE_STORAGE_CONNECTION_STRING)", key="blob.store.azure.connection.string",
+        )  # fmt: skip
     suffix = fields.get("endpointsuffix", "core.windows.net")
     if urlsplit(uri).scheme == "abfss":
         suffix = urlsplit(uri).netloc.partition(".dfs.")[2] or suffix

@@ -15,11 +15,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, ServiceRequestError, ServiceResponseError
 
-from statemgr.blobs.clouds.http import Renewals
+from statemgr.blobs.clouds.http import Renewals, loading
 from statemgr.errors import AccessDenied, ConfigError, UnavailableError
 from statemgr.ports import Clock
 
-KEYS_HINT = "check blob.store.azure.connection.string, or the identity of this machine and its roles"
+KEYS_HINT = (
+    "check blob.store.azure.connection.string, or the identity of this machine (the AZURE_ variables) and its roles"
+)
 _SCOPE = "https://storage.azure.com/.default"
 #: Answers of the service of the credentials that no retry changes.
 _REFUSED = (400, 401, 403)
@@ -94,7 +96,8 @@ class Token:
     def _token(self) -> str:
         try:
             if self._credential is None:
-                self._credential = self._load()
+                with loading("Azure", KEYS_HINT, AzureError):
+                    self._credential = self._load()
             token: str = self._credential.get_token(_SCOPE).token  # the credential keeps it until it is old
         except (ServiceRequestError, ServiceResponseError) as error:
             raise UnavailableError("the service of Azure's credentials does not answer") from error

@@ -26,8 +26,9 @@ import google.auth.exceptions
 import google.auth.transport.urllib3
 import google_crc32c
 
-from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers
+from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking, Renewals, batch, batch_answers, loading
 from statemgr.blobs.clouds.store import Checksum, CloudBlobStore, pieces, quoted
+from statemgr.blobs.connections import body_refused, not_of_store
 from statemgr.blobs.names import BlobExists, unique_name
 from statemgr.config import JobConfig
 from statemgr.config.units import DAY_MS
@@ -47,7 +48,8 @@ _BUSY = {"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "backend
 _RIGHTS = {
     "put": "storage.objects.create", "piece": "storage.objects.create", "get": "storage.objects.get",
     "stat": "storage.objects.get",
-    "list": "storage.objects.list", "delete": "storage.objects.delete", "update": "storage.objects.update",
+    "copy": "storage.objects.get", "list": "storage.objects.list", "delete": "storage.objects.delete",
+    "batch": "storage.objects.delete", "update": "storage.objects.update",
     "rules": "storage.buckets.get", "fix": "storage.buckets.update",
 }  # fmt: skip
 _RIGHT = re.compile(r"storage\.[a-z]+\.[A-Za-z]+")
@@ -161,7 +163,7 @@ class GcsBlobStore(CloudBlobStore):
             url = f"{target}?{urlencode({'ifGenerationMatch': 0, **token})}"
             try:
                 answer = self._http.ask(
-                    "POST", url, {"Content-Type": "application/json"}, body, what="get", blob=wanted.blob_id
+                    "POST", url, {"Content-Type": "application/json"}, body, what="copy", blob=wanted.blob_id
                 )
             except BlobExists:
                 raise
@@ -180,7 +182,7 @@ class GcsBlobStore(CloudBlobStore):
     def _delete_together(self, keys: Sequence[str]) -> Sequence[Answer]:
         kind, body = batch([("DELETE", urlsplit(self._url(key)).path, {}) for key in keys], "<blob-{}>")
         answer = self._http.ask(
-            "POST", f"{self._endpoint}/batch/storage/v1", {"Content-Type": kind}, body, what="delete"
+            "POST", f"{self._endpoint}/batch/storage/v1", {"Content-Type": kind}, body, what="batch"
         )
         with self._http.understood():
             return batch_answers(answer, len(keys))
@@ -308,7 +310,8 @@ class _GoogleCredentials:
     @_credentials_translated()
     def _sign(self, method: str, url: str, headers: dict[str, str]) -> str:
         if self._loaded is None:
-            self._loaded = self._load()
+            with loading("Google", _KEYS_HINT, google.auth.exceptions.GoogleAuthError):
+                self._loaded = self._load()
         self._loaded.before_request(self._request, method, url, headers)
         return url
 
@@ -326,13 +329,15 @@ class _GoogleCredentials:
 
 def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrError:
     """The error for an answer of Cloud Storage. The only place that reads its reasons."""
-    code, message = _reason(answer)
+    code, message = _reason(answer)  # the code is empty if the answer is not one of Cloud Storage
     text = f"GCS answered {answer.status} {code}: {message}".rstrip(": ")
     status = answer.status
-    if status in (405, 501):
+    if status in (405, 501) or (status == 404 and what == "batch"):
         return Lacking(text, **where)
     if code in _BUSY or status in (408, 429) or status >= 500:
         return UnavailableError(text, **where)
+    if status == 413:
+        return body_refused(text, **where)
     if status == 401:
         return AccessDenied(text, hint=_KEYS_HINT, **where)
     if status == 403:
@@ -340,13 +345,15 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
         right = found[0] if found else _RIGHTS[what]
         hint = f"grant this account the rights in docs/security.md, or {_KEYS_HINT}"
         return AccessDenied(text, hint=hint, missing_right=right, **where)
-    if status in (409, 412) and what in ("put", "get", "piece"):
+    if status in (409, 412) and what in ("put", "copy", "piece"):
         return BlobExists("a blob of this name exists already", **where)
     if status in (409, 412):
         return UnavailableError(text, **where)  # somebody else changed the bucket
     if status in (404, 410):
         if what == "piece":  # the upload is gone, and begins again
             return UnavailableError(text, **where)
+        if not code and what != "get":  # the answer to a GET is no JSON
+            return not_of_store("GCS", status, "blob.store.gcs.endpoint", **where)
         if what in ("put", "list", "rules", "fix") or message.lower().startswith("the specified bucket"):
             return AccessDenied(text, hint="create the bucket, or correct blob.store.uri", **where)
         return MissingBlob("the blob does not exist", **where)
@@ -359,7 +366,7 @@ def _reason(answer: Answer) -> tuple[str, str]:
     try:
         error = json.loads(answer.body)["error"]
         reasons = error.get("errors") or [{}]
-        return str(reasons[0].get("reason", error.get("status", ""))), str(error.get("message", ""))[:200]
+        return str(reasons[0].get("reason") or error.get("status") or "error"), str(error.get("message", ""))[:200]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return "", answer.body[:200].decode(errors="replace").strip()
 

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from email.parser import BytesParser
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import ParseError
@@ -20,14 +21,22 @@ from xml.etree.ElementTree import ParseError
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from statemgr.blobs.connections import Connections, of_network, refused_by_proxy
+from statemgr.blobs.connections import (
+    CONNECT_TIMEOUT_S,
+    TIMEOUT_S,
+    Connections,
+    of_limit,
+    of_network,
+    refused_by_proxy,
+)
 from statemgr.blobs.names import unique_name
 from statemgr.blobs.reading import BodyReader, LargeReads
-from statemgr.errors import InvalidError, StatemgrError, UnavailableError
+from statemgr.errors import AccessDenied, ConfigError, InvalidError, StatemgrError, UnavailableError
+from statemgr.os_errors import limit_behind
 from statemgr.ports import Clock
 
 T = TypeVar("T")
-_TIMEOUT = urllib3.Timeout(connect=5, read=30)
+_TIMEOUT = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=TIMEOUT_S)
 _BLOCK = 256 * 1024
 
 
@@ -89,6 +98,24 @@ class Renewals:
                 raise
 
 
+@contextmanager
+def loading(vendor: str, hint: str, expected: type[Exception]) -> Iterator[None]:
+    """A block that loads credentials with a vendor's library, whose own errors are ``expected``.
+
+    Raises: AccessDenied for others, such as those about a directory in place of a file.
+    """
+    try:
+        yield
+    except expected:
+        raise
+    except Exception as error:
+        if limit := limit_behind(error):
+            raise of_limit(limit, vendor) from error
+        # other texts may be from a secret
+        text = str(error) if isinstance(error, OSError) else type(error).__name__
+        raise AccessDenied(f"the {vendor} credentials cannot be read: {text}", hint=hint) from error
+
+
 #: Makes an error of an answer. The text is the kind of the request, such as ``put``.
 Meaning = Callable[[Answer, str, Mapping[str, str]], StatemgrError]
 
@@ -120,8 +147,19 @@ class Http:
         self._connections: list[Connections] = []
 
     def pool(self, url: str) -> urllib3.PoolManager:
-        """The pool for a URL: direct, or through the proxy that the environment names."""
+        """The pool for a URL: direct, or through the proxy that the environment names. Raises: ConfigError."""
+        try:
+            return self._pool(url)
+        except ValueError as error:  # urllib3's own errors are some, too; their text may have a password
+            raise ConfigError(
+                f"the address of {self.service}, or that of a proxy, cannot be used",
+                hint="check the endpoint of the store, and HTTPS_PROXY and HTTP_PROXY: each is http://host:port or "
+                "https://host:port", **self.where,
+            ) from error  # fmt: skip
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
         parts = urlsplit(url)
+        _ = parts.port  # is checked only when it is read
         proxy = urllib.request.getproxies().get(parts.scheme)
         if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
             proxy = None
@@ -214,12 +252,14 @@ class Http:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: Any, where: Mapping[str, str]
     ) -> urllib3.BaseHTTPResponse:
-        if body is not None and not isinstance(body, bytes):
+        if isinstance(body, bytes):
+            body = BytesIO(body)  # is sent in blocks, each with the time-out
+        elif body is not None:
             body.seek(0)
-        signed = {**self._always, **headers}
+        pool, signed = self.pool(url), {**self._always, **headers}
         target = self.credentials.sign(method, url, signed)
         with self._network(where):
-            response = self.pool(url).request(
+            response = pool.request(
                 method, target, body=body, headers=signed, retries=False, redirect=False, preload_content=False,
                 decode_content=False,
             )  # fmt: skip

@@ -13,14 +13,14 @@ import base64
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, ClassVar, Protocol
 from urllib.parse import quote
 
 from statemgr.blobs.body import CHUNK, BytesReader, body_size, open_body
 from statemgr.blobs.clouds.http import Answer, Damaged, Http, Lacking
 from statemgr.blobs.names import check_blob_id, delete_each, unique_name
-from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError
+from statemgr.errors import AccessDenied, InvalidError, MissingBlob, StatemgrError, UnavailableError
 from statemgr.ports import BlobInfo, BlobPage, BlobReader, BlobStore, Body, UnfinishedUpload
 
 #: Bytes of the largest body that is sent with one request, and of the pieces of larger ones.
@@ -171,10 +171,10 @@ class CloudBlobStore(ABC):
             if self._deletes_many and len(chunk) > 1:
                 try:
                     answers = self._delete_together([self._key(blob_id) for blob_id in chunk])
-                except (InvalidError, AccessDenied, MissingBlob) as refusal:
+                except (InvalidError, AccessDenied) as refusal:
                     self.delete(chunk[0])  # tells whether a right is missing
                     chunk = chunk[1:]
-                    if isinstance(refusal, Lacking | MissingBlob):  # an emulator or a proxy without batches
+                    if isinstance(refusal, Lacking):  # an emulator or a proxy without batches
                         self._deletes_many = False
             if answers is None:
                 failed |= delete_each(chunk, self.delete)
@@ -196,7 +196,13 @@ class CloudBlobStore(ABC):
         headers = {}
         if offset or length is not None:
             headers["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
-        with self._http.read(self._body_url(key), headers, offset=offset, blob_id=blob_id) as reader:
+        with ExitStack() as opened:
+            try:
+                url = self._body_url(key)
+                reader = opened.enter_context(self._http.read(url, headers, offset=offset, blob_id=blob_id))
+            except MissingBlob as missing:
+                self.stat(blob_id)  # tells a missing blob from a missing bucket, and from the answer of a proxy
+                raise UnavailableError("the server does not find a blob that it has", blob=blob_id) from missing
             yield reader or BytesReader(b"")  # None: the range begins at the end of the blob
 
     def _key(self, blob_id: str) -> str:

@@ -113,7 +113,7 @@ class Abilities:
             if not self._place.client.get_object_tagging(**where)["TagSet"]:
                 return False
         except ClientError as error:
-            if code_and_status(error)[1] != 403:  # a job needs no right to read tags
+            if code_and_status(error)[1] != 403:  # a job that has begun can do without the right to read tags
                 raise
         self._place.client.delete_object_tagging(**where)
         return True

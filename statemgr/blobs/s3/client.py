@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any, cast
 import boto3
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from botocore.utils import parse_timestamp
 
-from statemgr.blobs.connections import Connections, hide
+from statemgr.blobs.connections import CONNECT_TIMEOUT_S, TIMEOUT_S, Connections, hide
 from statemgr.blobs.names import check_blob_id
-from statemgr.blobs.s3.errors import translated
-from statemgr.errors import AccessDenied, MissingBlob
+from statemgr.blobs.s3.errors import code_and_status, translated
+from statemgr.errors import UnavailableError
 from statemgr.version import __version__
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-_CONNECT_TIMEOUT_S = 5
-_READ_TIMEOUT_S = 30
 #: Settings that are credentials.
 _SECRETS = ("access.key", "secret.key", "session.token")
 
@@ -55,8 +54,8 @@ def make_client(settings: Mapping[str, str | bool], connections: int) -> S3Clien
         own.set_default_client_config(
             Config(
                 max_pool_connections=connections,
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                read_timeout=_READ_TIMEOUT_S,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                read_timeout=TIMEOUT_S,
                 retries={"total_max_attempts": 1},
                 # a fixed text: the SDK puts its own together for each request, a tenth of the time of a GET
                 user_agent=f"statemgr/{__version__}",
@@ -121,19 +120,17 @@ class Place:
 
     def head(self, blob_id: str) -> Any:
         """The answer to a HEAD. Raises: MissingBlob."""
-        try:
-            with translated(self.bucket, blob_id):
-                return self.client.head_object(Bucket=self.bucket, Key=self.key(blob_id))
-        except MissingBlob:
-            # the answer to a HEAD has no body to tell a missing bucket from a missing object
+        with translated(self.bucket, blob_id):
             try:
-                with translated(self.bucket):
-                    self.client.head_bucket(Bucket=self.bucket)
-            except MissingBlob:
-                raise AccessDenied(
-                    "the bucket does not exist", bucket=self.bucket, hint="create it, or correct blob.store.uri"
-                ) from None
-            raise
+                return self.client.head_object(Bucket=self.bucket, Key=self.key(blob_id))
+            except ClientError as error:
+                if code_and_status(error)[1] != 404:
+                    raise
+                # the body that an answer to a HEAD lacks tells a missing object from a missing bucket, and from a proxy
+                self.client.get_object(Bucket=self.bucket, Key=self.key(blob_id))["Body"].close()
+                raise UnavailableError(
+                    "the S3 server does not find an object that it has", bucket=self.bucket, blob=blob_id
+                ) from error
 
 
 def connections_of(client: S3Client) -> Connections:

@@ -10,9 +10,17 @@ from typing import Any
 import urllib3.exceptions
 from botocore import exceptions as sdk
 
-from statemgr.blobs.connections import of_limit, of_network
+from statemgr.blobs.connections import body_refused, not_of_store, of_limit, of_network
 from statemgr.blobs.names import BlobExists
-from statemgr.errors import AccessDenied, DiskFull, InvalidError, MissingBlob, StatemgrError, UnavailableError
+from statemgr.errors import (
+    AccessDenied,
+    ConfigError,
+    DiskFull,
+    InvalidError,
+    MissingBlob,
+    StatemgrError,
+    UnavailableError,
+)
 from statemgr.os_errors import limit_behind
 
 _CREDENTIALS = {
@@ -101,6 +109,11 @@ def translated(bucket: str, blob_id: str | None = None) -> Iterator[None]:
     except OSError as error:
         raise of_limit(error, "S3", bucket=bucket, blob=blob_id) from error
     except Exception as error:
+        if str(error).startswith("Invalid endpoint"):  # a ValueError
+            raise ConfigError(
+                "the endpoint of the S3 server is no address", key="blob.store.s3.endpoint",
+                hint="set it (or AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS profile) to one such as http://host:9000",
+            ) from error  # fmt: skip
         if not _is_of_credentials(error):
             raise
         # RuntimeError is the SDK's own, for credentials that have expired; other texts may be from a secret
@@ -161,6 +174,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
         return DiskFull(text, hint="free space in the object store: it is full", **where)
     if code == "EntityTooLarge":
         return too_large(text, bucket, blob_id)
+    if status == 413:
+        return body_refused(text, **where)
     if code == "NotImplemented" or status == 501:
         hint = "use another S3 server: this one lacks the function"
         if "Lifecycle" in error.operation_name:
@@ -169,5 +184,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
         return UnavailableError(text, **where)
     if status in (404, 410):
+        # the SDK puts the status in place of a code; an answer to a HEAD never has one, and Place.head asks again
+        if error.operation_name != "HeadObject" and (not code or code.isdigit()):
+            return not_of_store("S3", status, "blob.store.s3.endpoint", **where)
         return MissingBlob("the blob does not exist", **where)
     return InvalidError(text, **where)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+#: In place of an error code: the page of an ingress that does not reach the server.
+PAGE = "page"
 Answer = tuple[int, list[tuple[str, str]], bytes]
 _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length", "date", "server"}
 
@@ -19,8 +21,8 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-leng
 class Fault:
     """What to do to the next ``times`` requests of ``method`` whose path contains ``path``.
 
-    ``answer``: the (status, error code) sent instead of the server's answer. ``lands``: forward the request
-    nevertheless. ``truncate``: end the body after this many bytes. ``alter``: a function applied to the body.
+    ``answer``: the (status, error code or :data:`PAGE`) sent instead of the server's answer. ``lands``: forward the
+    request nevertheless. ``truncate``: end the body after this many bytes. ``alter``: a function applied to the body.
     ``reset``: reset the connection. ``wait``: seconds before anything is sent. ``trickle``: send the body at this many
     bytes a second, except the first ``after`` bytes, which are sent at once. ``chunked``: send the body in chunks,
     without its length.
@@ -176,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, code: str) -> None:
         headers, body = self.proxy.error(status, code)
+        if code == PAGE:
+            headers, body = [("Content-Type", "text/html")], b"<html><head><title>404 Not Found</title></head></html>"
         body = b"" if self.command == "HEAD" else body
         self.send_response(status)
         for name, value in headers:

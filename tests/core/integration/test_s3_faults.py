@@ -18,7 +18,8 @@ from statemgr.model.hashing import content_hash
 from statemgr.ports import list_blobs
 from statemgr.transfer.downloads import Fetch
 from statemgr.transfer.transfer import Transfer, Upload
-from tests.core.integration.s3_proxy import Fault, S3Proxy
+from tests.blob_faults import watch_sends
+from tests.core.integration.s3_proxy import PAGE, Fault, S3Proxy
 from tests.servers import S3Server
 
 
@@ -141,6 +142,45 @@ def test_what_no_retry_can_mend_is_not_repeated(
     assert hint in str(caught.value.hint)
     # the SDK itself asks for the region of a redirected bucket, once
     assert sum(method == "PUT" for method, _ in proxy.requests) == (2 if answer[0] == 301 else 1)
+
+
+def delete_all(store: RetryingBlobStore, *names: str) -> None:
+    """Delete blobs together. Raises: the first failure."""
+    for error in store.delete_many(names).values():
+        raise error
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "stat", "remove_ttl", "delete", "delete_many", "copy"])
+def test_a_page_of_an_ingress_says_nothing_about_a_blob(
+    store: RetryingBlobStore, proxy: S3Proxy, operation: str
+) -> None:
+    """FAULTS 8: an ingress whose server is away answers 404 with a page of its own. Nobody takes a blob for missing: a
+    request waits for the server, and a blob loses its TTL or is deleted when the server is back."""
+    for name in ("a/b", "a/c", "a/d"):
+        store.put(name, b"data", ttl_days=30)
+    found = store.stat("a/b")
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("a/new", b"data", ttl_days=30),
+        "get": lambda: read(store, "a/b"),
+        "stat": lambda: store.stat("a/b"),
+        "remove_ttl": lambda: store.remove_ttl("a/b"),
+        "delete": lambda: store.delete("a/c"),
+        "delete_many": lambda: delete_all(store, "a/c", "a/d"),
+        "copy": lambda: store.copy_from(store, found, "a/copy", ttl_days=30),
+    }
+    methods = ("PUT", "GET", "HEAD", "DELETE", "POST")
+    proxy.faults = [Fault(method, times=99, answer=(404, PAGE)) for method in methods]
+    with pytest.raises(UnavailableError, match="404") as caught:
+        calls[operation]()
+    assert "blob.store.s3.endpoint" in str(caught.value.hint)
+    proxy.faults = [Fault(method, answer=(404, PAGE)) for method in methods]
+    calls[operation]()
+    proxy.faults = []
+    names = {blob.blob_id for blob in list_blobs(store, "a/")}
+    gone = {"delete": {"a/c"}, "delete_many": {"a/c", "a/d"}}.get(operation, set())
+    made = {"put": {"a/new"}, "copy": {"a/copy"}}.get(operation, set())
+    assert names == ({"a/b", "a/c", "a/d"} | made) - gone
+    assert (store.stat("a/b").expires_ms is None) == (operation == "remove_ttl")
 
 
 def test_a_truncated_body_is_read_on(store: RetryingBlobStore, proxy: S3Proxy) -> None:
@@ -281,12 +321,35 @@ def test_a_server_that_hangs_meets_its_time_limit(
     settings: dict[str, object], store: RetryingBlobStore, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAULTS 9: a call without an answer ends by itself, and the next try succeeds."""
-    monkeypatch.setattr(client, "_READ_TIMEOUT_S", 1)
+    monkeypatch.setattr(client, "TIMEOUT_S", 1)
     hurried = open_blob_store(JobConfig.from_mapping(settings), SystemClock())
     proxy.faults = [Fault("PUT", wait=60), Fault("GET", wait=60)]
     hurried.put("a/b", b"data", ttl_days=30)
     assert read(hurried, "a/b") == b"data"
     hurried.close()
+
+
+def test_a_proxy_that_takes_only_small_requests(store: RetryingBlobStore, proxy: S3Proxy) -> None:
+    """FAULTS 10: nginx refuses larger ones with 413 and a page, which is no answer of S3. The hint says what to set."""
+    proxy.requests.clear()
+    proxy.faults = [Fault("PUT", times=9, answer=(413, PAGE))]
+    with pytest.raises(InvalidError, match="413") as caught:
+        store.put("a/b", b"data", ttl_days=30)
+    assert "client_max_body_size" in str(caught.value.hint)
+    assert len(proxy.requests) == 1
+
+
+def test_an_upload_may_pause_as_long_as_an_answer(
+    settings: dict[str, object], s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 9: a server with a busy disk stops reading for a while. On a new connection and on one that is used again,
+    the time-out of sending is not that of connecting."""
+    direct = open_blob_store(JobConfig.from_mapping({**settings, "blob.store.s3.endpoint": s3.endpoint}), SystemClock())
+    sent = watch_sends(monkeypatch)
+    for number in range(3):
+        direct.put(f"a/{number}", bytes(100_000), ttl_days=30)
+    assert {seconds for _, seconds in sent} == {30}
+    direct.close()
 
 
 def test_a_server_that_is_not_there(settings: dict[str, object], store: RetryingBlobStore) -> None:

@@ -16,7 +16,7 @@ from statemgr.blobs import file_tree
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.names import BlobExists
 from statemgr.engine.host import _host
-from statemgr.errors import DiskFull, MissingBlob, RetryableError, UnavailableError
+from statemgr.errors import AccessDenied, DiskFull, MissingBlob, RetryableError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobInfo, FileSlice
 from statemgr.testing.memory_servers import MemoryServers
@@ -180,6 +180,47 @@ def test_a_late_write_takes_nothing_from_a_published_blob(
     with pytest.raises(BlobExists if problem == "exists" else DiskFull):
         write()
     assert store.stat("a/blob") == BlobInfo("a/blob", 1, store.stat("a/blob").modified_ms, None)
+
+
+def test_a_link_whose_answer_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client sends it again, and meets the name that it has made itself. The blob keeps its TTL. A blob of
+    another writer still exists already."""
+    store, link = FileBlobStore(tmp_path, SystemClock()), os.link
+
+    def repeated(*names: str, **where: Any) -> None:
+        link(*names, **where)
+        link(*names, **where)
+
+    monkeypatch.setattr(os, "link", repeated)
+    store.put("a/b", b"x", ttl_days=1)
+    assert store.stat("a/b").expires_ms is not None
+    monkeypatch.setattr(file_tree, "exists", lambda *_: False)  # somebody is faster
+    with pytest.raises(BlobExists):
+        store.put("a/b", b"y", ttl_days=1)
+
+
+def test_a_blob_that_cannot_be_deleted_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has made a file immutable. Its neighbours are deleted, and the error is that of the file."""
+    store = FileBlobStore(tmp_path, SystemClock())
+    names = [f"a/b/{number}" for number in range(5)]
+    for name in names:
+        store.put(name, b"x", ttl_days=1)
+    unlink = os.unlink
+
+    def refuse(entry: str, **where: Any) -> None:
+        if entry == "1":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(entry, **where)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    for call in (lambda: store.delete_many(names), lambda: store.delete_many(names[1:2])):
+        failed = call()
+        assert failed.keys() == {"a/b/1"}
+        assert isinstance(failed["a/b/1"], AccessDenied)
+        assert failed["a/b/1"].where["blob"] == "a/b/1"
+        assert sorted(os.listdir(tmp_path / "a" / "b")) == [".1.expires", "1"]
+    with pytest.raises(AccessDenied):
+        store.delete("a/b/1")
 
 
 def test_what_a_killed_delete_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,6 +254,8 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> N
         ("blob.store.uri", "ftp://host/x"),
         ("blob.store.uri", "file://relative/x"),
         ("blob.store.uri", "s3://key:secret@bucket/x"),
+        ("blob.store.uri", "az://container/a/../b"),
+        ("blob.store.uri", "abfss://container@account.dfs.core.windows.net/a/%2e/b"),
         ("blob.store.s3.endpoint", "localhost:9000"),
         ("blob.store.s3.path.style", "maybe"),
         ("blob.store.retry.policy.jitter.factor", 2),

@@ -23,6 +23,7 @@ from statemgr.errors import (
     FencedError,
     InvalidError,
     LocalStateLost,
+    MissingBlob,
     OutcomeUnknownError,
     RetryableError,
     UnavailableError,
@@ -155,6 +156,30 @@ def test_a_ttl_that_cannot_be_removed_costs_few_requests(
         for number in range(50, 57):
             commit(number)
         assert not with_ttl(servers)
+
+
+def test_a_blob_that_is_only_called_missing_stays_outstanding(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Protocol 8: a blob store, or what is in front of it, may call a published blob missing for a moment. Its TTL is
+    removed later, and does not let it expire."""
+
+    def missing(self: MemoryBlobStore, blob_id: str) -> None:
+        raise MissingBlob("told to", blob=blob_id)
+
+    with servers.manager(servers.on_disk(servers.config, "one"), "kafka-partition") as manager:
+        task = manager.open_task(TASK)
+        for number in (1, 2):
+            task.store("totals").put(b"k", bytes([number]) * 10_000)
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryBlobStore, "remove_ttl", missing)
+                assert len(task.commit({"orders-0": number}).outstanding_ttl) == number - 1
+                assert with_ttl(servers) == number
+        servers.clock.advance(100)
+        task.store("totals").put(b"k", b"3")
+        task.commit({"orders-0": 3})
+        assert not with_ttl(servers)
+        assert "disappeared" not in caplog.text
 
 
 def test_blobs_that_were_deleted_need_no_ttl_removed(

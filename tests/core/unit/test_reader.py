@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from statemgr import JobConfig, JobReader
+from statemgr.backends.changelog.restore import ChangelogRestore
 from statemgr.errors import ConfigError, MissingState
 from statemgr.flows.state_diff import Pair
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.reader import PartitionReader
+from statemgr.ports import Restored
 from statemgr.testing.clock import ControlledClock
 from statemgr.testing.memory_clients import MemoryConsumer, served
 from statemgr.testing.memory_kafka import MemoryBroker
@@ -174,6 +176,45 @@ def test_a_record_that_was_read_a_while_ago(
         monkeypatch.setattr(CheckpointTopic, "read", lambda *of, **more: (asked.append(True), read(*of, **more))[1])
         found = dict(chain.from_iterable(reader.scan(record, record.current, "totals")))
         assert (found, len(asked)) == ({b"key": b"old"}, reads)
+
+
+@pytest.mark.parametrize(("lag_s", "took_s", "is_exact"), [(0, 1, False), (14_400, 14_401, False), (14_400, 60, True)])
+def test_a_job_that_goes_on_during_a_long_replay(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch, lag_s: int, took_s: int, is_exact: bool
+) -> None:
+    """The job overwrites a value while a reader replays the changelog, and compaction drops the old value before the
+    replay reaches it. The reader says so, and does not return a state without the key."""
+    lag = {"stores__totals__changelog__min__compaction__lag__ms": lag_s * 1000}
+    config = servers.on_disk(with_changes(servers.config, task__backup__factories=["kafka-changelog"], **lag), "one")
+    with (
+        JobReader(config, services=servers.services) as reader,
+        servers.manager(config, "kafka-partition") as manager,
+        manager.open_task(TASK) as task,
+    ):
+
+        def commit(key: bytes, value: bytes, offset: int) -> None:
+            task.store("totals").put(key, value)
+            task.commit({"orders-0": offset})
+
+        commit(b"key", b"old", 1)
+        commit(b"other", b"1", 2)
+        apply = ChangelogRestore._apply
+
+        def late(*given: Any) -> Restored:
+            commit(b"key", b"new", 3)
+            servers.clock.advance(took_s)
+            commit(b"other", b"2", 4)
+            servers.broker.compact(config.stores["totals"].changelog_topic, 0)
+            return apply(*given)
+
+        monkeypatch.setattr(ChangelogRestore, "_apply", late)
+        if is_exact:
+            with reader.open_store(TASK, "totals") as opened:
+                assert dict(opened.scan(None, None)) == {b"key": b"old", b"other": b"1"}
+        else:
+            with pytest.raises(MissingState, match="an exact rewind is impossible") as caught:
+                reader.open_store(TASK, "totals").__enter__()
+            assert "min.compaction.lag.ms" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("store", ["work", "parts", "content", "lock"])

@@ -22,7 +22,7 @@ from statemgr.blobs.s3.administration import S3Administration
 from statemgr.blobs.s3.client import Place, make_client, parsed_time
 from statemgr.blobs.s3.errors import translated
 from statemgr.blobs.s3.store import S3BlobStore
-from statemgr.errors import InvalidError, UnavailableError
+from statemgr.errors import ConfigError, InvalidError, UnavailableError
 from statemgr.local.machine import SystemClock
 from statemgr.ports import FileSlice
 from statemgr.version import __version__
@@ -199,6 +199,15 @@ def test_credentials_that_cannot_be_used_are_asked_for_again(
         make_client({"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}, 1).head_bucket(Bucket="bucket")
     assert "clock" in str(caught.value.hint)
     assert "secret" not in str(caught.value)
+
+
+def test_an_endpoint_that_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK also finds endpoints in the environment, where nobody has checked them. Errors that are its own stay."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "minio:9000")
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL_S3"):
+        make_client({"region": "us-east-1"}, 1)
+    with pytest.raises(InvalidError, match="region_name"):
+        make_client({"region": "eu west"}, 1)
 
 
 def test_another_error_in_a_request_is_not_about_credentials() -> None:

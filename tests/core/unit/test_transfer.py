@@ -386,6 +386,18 @@ def test_single_blobs(transfer: Transfer, blobs: FaultyBlobStore, tmp_path: Path
         transfer.get_bytes(ref, 100)
 
 
+def test_a_blob_that_is_there_is_not_missing(transfer: Transfer, blobs: FaultyBlobStore) -> None:
+    """FAULTS 34: a REMOVE_TTL may say that a blob is missing although it is there. It is reported as a failure that is
+    tried again: otherwise nobody would remove the TTL, and a published blob would expire."""
+    transfer.put("j/1", b"x")
+    blobs.faults["remove_ttl"] = [MissingBlob("no answer of the store", blob="j/1")]
+    failed = transfer.remove_ttl_all(["j/1", "j/none"])
+    assert isinstance(failed["j/1"], UnavailableError)
+    assert isinstance(failed["j/none"], MissingBlob)
+    assert transfer.remove_ttl_all(["j/1"]) == {}
+    assert blobs.stat("j/1").expires_ms is None
+
+
 def test_failures_of_many_blobs_are_told_one_by_one(transfer: Transfer, blobs: FaultyBlobStore) -> None:
     """A30, FAULTS 34: failed calls are returned with their reason, and all other calls are done."""
     for n in range(20):
