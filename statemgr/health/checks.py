@@ -19,12 +19,14 @@ from urllib.parse import unquote, urlsplit
 
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, MissingState, StatemgrError
+from statemgr.ids import task_name
 from statemgr.logs import counted
 from statemgr.os_errors import Fault, fault_of
 from statemgr.terminal.find_java import find_java
 from statemgr.terminal.output import describe
 
 if TYPE_CHECKING:
+    from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.kafka.topics import TopicAdmin
     from statemgr.model.checkpoint import CheckpointRecord
     from statemgr.ports import BlobStore, Clock
@@ -230,7 +232,8 @@ def check_clock(report: Report, whose: str, skew_ms: int) -> None:
 
 
 def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
-    """Every record of the checkpoint topic is readable, and a consumer loop could read its input.
+    """Every record of the checkpoint topic is readable, an opening would accept them, and a consumer loop could read its
+    input.
 
     Returns: whether there are checkpoints.
     """
@@ -242,7 +245,8 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
         records = log.read()
         having = f"{len(records)} of {counted(config.tasks, 'task')} have one" if records else "the job has none yet"
         report.ok("checkpoints", f"all records are readable; {having}")
-    check_layout(report, config, records)
+        if check_layout(report, config, records):
+            _check_opening(report, config, log, records)
     _check_inputs(report, config, records)
     for group in groups:
         with report.guarded("group"):
@@ -250,7 +254,7 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
     return bool(records)
 
 
-def check_layout(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
+def check_layout(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> bool:
     """Whether the checkpoints were made with as many tasks as the configuration has. (Version 1 does not say.)"""
     layouts = sorted({(r.layout.tasks, r.layout.partitioner) for r in records.values() if r.layout.tasks})
     for tasks, partitioner in layouts:
@@ -262,6 +266,38 @@ def check_layout(report: Report, config: JobConfig, records: Mapping[str, Checkp
     if len(layouts) > 1:
         names = ", ".join(f"{counted(tasks, 'task')} by {partitioner}" for tasks, partitioner in layouts)
         report.problem("layout", f"the tasks' checkpoints disagree: {names}")
+    return len(layouts) <= 1 and all(tasks == config.tasks for tasks, _ in layouts)
+
+
+def _check_opening(
+    report: Report, config: JobConfig, log: CheckpointTopic, records: Mapping[str, CheckpointRecord]
+) -> None:
+    """An opening would refuse neither the checkpoints, nor that there are none. The first refusal is reported."""
+    from statemgr.flows.opening.open_job import look_at_published
+    from statemgr.flows.opening.opening_checks import refuse_unrestorable
+    from statemgr.model.checkpoint import Layout
+    from statemgr.model.jobs.permissions import NO_PERMISSIONS
+    from statemgr.model.plan import plan_stores
+    from statemgr.wiring import open_services
+
+    tasks = [task_name(index) for index in range(config.tasks)]
+    layout = next((one.layout for one in records.values() if one.layout.tasks), Layout(1, config.tasks, ""))
+    with report.guarded("opening"), closing(open_services(config)) as services:
+        found, permissions = look_at_published(
+            services, log, layout, tasks, NO_PERMISSIONS, serdes_follow=True, only_settled=True
+        )
+        refuse_unrestorable(services, found.values())
+        factories = {name: store.restore_factories for name, store in config.stores.items()}
+        for task in tasks:
+            plan_stores(
+                found[task].current if task in found else None,
+                factories,
+                durable=services.durable,
+                permissions=permissions[task],
+                job=config.job_name,
+                task=task,
+            )
+        report.ok("opening", "the configuration fits the checkpoints" if found else "no sign of earlier state")
 
 
 def _check_inputs(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
