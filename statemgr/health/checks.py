@@ -232,7 +232,7 @@ def check_clock(report: Report, whose: str, skew_ms: int) -> None:
 
 
 def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
-    """Every record of the checkpoint topic is readable, an opening would accept them, and a consumer loop could read its
+    """Every record of the checkpoint topic is readable, an opening accepts them, and a consumer loop could read its
     input.
 
     Returns: whether there are checkpoints.

@@ -29,7 +29,7 @@ _HEADERS = [
         "Content-Security-Policy",
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),
-    ("Referrer-Policy", "no-referrer"),
+    ("Referrer-Policy", "same-origin"),  # without a referrer, a browser names no origin with the page's own forms
     ("X-Content-Type-Options", "nosniff"),
 ]
 _PAGES: dict[str, tuple[str, Callable[[JobView, pages.Parameters], pages.Page]]] = {

@@ -25,7 +25,7 @@ from statemgr import JobConfig, StateManager, Task
 from statemgr.model import codecs
 from statemgr_tools.ui.model import JobView
 from statemgr_tools.ui.server import LOOPBACK, Application, make
-from tests.browser import ENTER, TAB, Browser, browser, is_installed
+from tests.browser import ENTER, NAME, TAB, Browser, browser, is_installed
 from tests.jobs import SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import a_record, committed, job, make_topic, make_topics, send, wait_until
 from tests.servers import KafkaServer
@@ -109,7 +109,8 @@ class Site:
 @contextmanager
 def served(config: JobConfig, **options: Any) -> Iterator[Site]:
     """Serve the pages of a job on a free port."""
-    with closing(JobView(config, **options)) as view, make("127.0.0.1", 0, Application([view])) as server:
+    hosts = {*LOOPBACK, NAME}
+    with closing(JobView(config, **options)) as view, make("127.0.0.1", 0, Application([view], hosts)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -480,11 +481,13 @@ def test_a_key_is_found_by_keyboard_alone(window: Browser, site: Site) -> None:
     wait_until(lambda: "value 42" in window.text())
 
 
-def test_verify_is_one_click_in_a_browser(window: Browser, site: Site) -> None:
-    """The browser sends the form as the page's own, and the page reloads itself until the result is there."""
+@pytest.mark.parametrize("host", ["127.0.0.1", NAME])
+def test_verify_is_one_click_in_a_browser(window: Browser, site: Site, host: str) -> None:
+    """The browser sends the form as the page's own, also over http to another name than that of this machine. The page
+    reloads itself until the result is there."""
     site.view.runs.clear()
     window.device(1280, 800)
-    window.open(site.address + "/0/blobs")
+    window.open(f"http://{host}:{site.port}/0/blobs")
     window.click("form:has(input[value=verify]) button")
     wait_until(lambda: "All blobs exist" in window.text())
 
