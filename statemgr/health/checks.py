@@ -119,9 +119,10 @@ def check_disk(report: Report, config: JobConfig) -> None:
             free = shutil.disk_usage(directory).free
         except OSError as error:
             reason = f"{directory}: {error.strerror or type(error).__name__}"
-            full = fault_of(error) is Fault.FULL
-            hint = _SPACE_HINT if full else "let this user write to the directory, or set state.dir to another one"
-            report.problem("disk", reason, hint)
+            if fault_of(error) is Fault.FULL:
+                report.problem("disk", reason, _SPACE_HINT)
+            else:
+                report.problem("directory", reason, "let this user write to it, or set state.dir to another directory")
             return
         check_space(report, directory, free)
         if not has_links:

@@ -167,10 +167,11 @@ class JobView:
         return Look(self._newest, answer.error, answer.waiting_s, tuple(in_order(problems)))
 
     def _point(self) -> Point | None:
-        look = self.look()
-        if look.overview is None or look.error is not None:
+        try:
+            found = self.overview()  # and not look(): it checks damaged blobs again while somebody looks
+        except StatemgrError:
             return None
-        return point(self.now_ms, look.overview.lag, self.samples()[0])
+        return point(self.now_ms, found.lag, self.samples()[0])
 
     def _read(self) -> tuple[JobOverview, list[Problem]]:
         found = self.monitor.overview()

@@ -121,6 +121,19 @@ def test_a_page_does_not_wait_for_the_brokers(servers: MemoryServers, monkeypatc
         assert view.record(TASK).task == TASK
 
 
+def test_the_history_starts_no_check(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread also runs while nobody looks. Blobs that were damaged are checked again only while somebody does."""
+    committed(servers, b"1")
+    with closing(JobView(servers.config)) as view:
+        looks: list[None] = []
+        monkeypatch.setattr(view.checks, "problems", lambda: looks.append(None) or iter(()))
+        view.history.add()
+        assert len(view.history.points) == 1
+        assert looks == []
+        view.look()
+        assert looks == [None]
+
+
 def test_all_jobs_are_asked_at_the_same_time(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of jobs begins to read each job before it waits for any, so it waits only once for dead brokers."""
     committed(servers, b"1")
