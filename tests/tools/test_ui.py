@@ -23,6 +23,7 @@ import pytest
 
 from statemgr import JobConfig, StateManager, Task
 from statemgr.model import codecs
+from statemgr.telemetry.threaded_http import QuietHandler
 from statemgr_tools.ui.model import JobView
 from statemgr_tools.ui.server import LOOPBACK, Application, make
 from tests.browser import ENTER, NAME, TAB, Browser, browser, is_installed
@@ -374,6 +375,19 @@ def test_a_length_that_is_no_length_is_refused(site: Site, length: str) -> None:
         connection.putheader("Content-Length", length.encode("latin-1"))
         connection.endheaders()
         assert connection.getresponse().status == 403
+
+
+def test_a_body_that_never_comes_is_a_timeout(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is no error of the server, and leaves no trace on standard error."""
+    monkeypatch.setattr(QuietHandler, "timeout", 0.2)
+    with closing(HTTPConnection("127.0.0.1", site.port, timeout=120)) as connection:
+        connection.putrequest("POST", "/0/run")
+        connection.putheader("Content-Length", "20")
+        connection.endheaders(b"kind=")
+        assert connection.getresponse().status == 408
+    assert capfd.readouterr().err == ""
 
 
 def test_every_answer_has_the_headers_that_limit_a_page(site: Site) -> None:
