@@ -97,6 +97,20 @@ def test_a_key_that_is_shown_can_be_given_back(key: bytes) -> None:
     assert parse(render(key, "bytes"), "bytes") == key
 
 
+@pytest.mark.parametrize("serde", ["string", "bytes"])
+@pytest.mark.parametrize(
+    "key",
+    ["a\x1fb", "a\nb", "a\x9b31m", "a\u202eb", "\u2028", '"q"', '"a\\nb"', '"\\"a\\\\nb\\""', "é b", "\U000e0001"],
+)
+def test_text_that_is_shown_is_printable_and_can_be_given_back(key: str, serde: str) -> None:
+    """Control characters are not sent to the terminal. What is shown in quotes because of them finds its key."""
+    shown = text(render(key.encode(), serde))
+    assert shown.isprintable()
+    assert parse(shown, serde) == key.encode()
+    assert json.loads(text([key])) == [key]
+    assert text([key]).isprintable()
+
+
 def test_a_key_that_begins_with_0x_is_found(servers: MemoryServers, tmp_path: Path) -> None:
     """As text with --key-serde, which the hint of a failed look-up names; or as it is shown."""
     file = job_with(servers, tmp_path, (b"0x41", b"1"))
