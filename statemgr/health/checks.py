@@ -369,29 +369,32 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
     if config.get("blob.store.uri") is None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")
         return
-    directory = blob_directory(config)
-    if directory is not None and _is_unused(directory):
-        above = next(path for path in (directory, *directory.parents) if os.path.exists(path))
-        missing = "is empty" if above == directory else "does not exist"
-        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
-            advice = "if it should have blobs, check the URI, and that its disk is mounted"
-            report.note("blobs", f"{directory} {missing}: nothing was tried; a new job begins like this", advice)
-        else:
-            advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
-            report.problem("blobs", f"{directory} {missing}, and nothing can be made in {above}", advice)
-        return
-    clock = SystemClock()
-    with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
-        _try_requests(report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock)
-        if fix:
-            with report.guarded("blob lifecycle"):
-                for done in store.administration.fix():
-                    report.ok("blob lifecycle", done)
-        for text in store.administration.probe():
-            if text.startswith("note:"):
-                report.note("blob store", text.removeprefix("note:").strip())
+    with report.guarded("blobs"):
+        directory = blob_directory(config)
+        if directory is not None and _is_unused(directory):
+            above = next(path for path in (directory, *directory.parents) if os.path.exists(path))
+            missing = "is empty" if above == directory else "does not exist"
+            if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+                advice = "if it should have blobs, check the URI, and that its disk is mounted"
+                report.note("blobs", f"{directory} {missing}: nothing was tried; a new job begins like this", advice)
             else:
-                report.problem("blob store", text)  # it says itself what to do
+                advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
+                report.problem("blobs", f"{directory} {missing}, and nothing can be made in {above}", advice)
+            return
+        clock = SystemClock()
+        with closing(open_raw_blob_store(config, clock)) as store:
+            _try_requests(
+                report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock
+            )
+            if fix:
+                with report.guarded("blob lifecycle"):
+                    for done in store.administration.fix():
+                        report.ok("blob lifecycle", done)
+            for text in store.administration.probe():
+                if text.startswith("note:"):
+                    report.note("blob store", text.removeprefix("note:").strip())
+                else:
+                    report.problem("blob store", text)  # it says itself what to do
 
 
 def _is_unused(directory: Path) -> bool:

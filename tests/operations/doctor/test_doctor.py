@@ -123,6 +123,13 @@ def test_nothing_is_written_to_a_directory_of_blobs_that_is_missing_or_empty(
     assert (tmp_path / "blobs").exists() == there
 
 
+def test_a_reference_that_is_not_set_is_one_problem() -> None:
+    """It ends neither the other checks nor the list of findings."""
+    (finding,) = found(checks.check_blobs, config(blob__store__uri="${env:STATEMGR_NOT_SET}"), fix=False)
+    assert (finding.check, finding.status) == ("blobs", Status.PROBLEM)
+    assert "STATEMGR_NOT_SET" in finding.detail
+
+
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
     """The check puts, gets, overwrites and deletes a blob and removes its TTL. The directory ends up as it was."""
     (tmp_path / "blobs" / "lost+found").mkdir(parents=True)
