@@ -20,8 +20,10 @@ from typing import Any
 from urllib.parse import urlencode, urljoin
 
 import pytest
+from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager, Task
+from statemgr.cli.main import cli
 from statemgr.model import codecs
 from statemgr.telemetry.threaded_http import QuietHandler
 from statemgr_tools.ui.model import JobView
@@ -346,6 +348,13 @@ def test_another_host_name_is_refused(site: Site, host: str) -> None:
     assert "Partition" not in found.body
     assert "localhost" in LOOPBACK
     assert site.ask("/0/", Host=f"LOCALHOST:{site.port}").status == 200
+
+
+@pytest.mark.parametrize("name", ["page.example:8640", "https://page.example", "::1"])
+def test_a_host_name_that_no_request_has_is_refused(name: str) -> None:
+    """A port or a scheme would never match, and each request would be refused."""
+    refused = CliRunner().invoke(cli, ["ui", "--allow-host", name])
+    assert (refused.exit_code, "leave out the scheme and the port" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from statemgr.health import processes as module
 from statemgr.health.overview import JobOverview
 from statemgr.health.problems import Fault
-from statemgr.health.processes import FILL_METRICS, Fill, Processes
+from statemgr.health.processes import FILL_METRICS, Fill, Processes, Sample
 from statemgr.operations.top import command as top
 from statemgr_tools.ui import pages
 from tests.blob_faults import ManualClock
@@ -160,6 +161,15 @@ def test_the_process_of_another_job_is_none_of_this_one(server: Server) -> None:
         threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
         assert list(Processes([server.address, other.address], "payments", ManualClock()).problems()) == []
         other.shutdown()
+
+
+def test_a_table_says_what_it_leaves_out() -> None:
+    """A table of metrics is bounded. One that shows all of them says nothing."""
+    view = SimpleNamespace(metrics=("http://worker/metrics",))
+    one = Sample("statemgr_state_bytes", {"task": "Partition 0"}, 1.0)
+    shown = {count: str(pages._metrics("Metrics", [one] * count, 0, view)) for count in (500, 501)}  # type: ignore[arg-type]
+    assert "1 more metrics are not shown" in shown[501]
+    assert "not shown" not in shown[500]
 
 
 def test_what_is_still_to_come_of_a_store(server: Server) -> None:
