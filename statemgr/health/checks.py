@@ -283,7 +283,9 @@ def _check_opening(
 
     tasks = [task_name(index) for index in range(config.tasks)]
     layout = next((one.layout for one in records.values() if one.layout.tasks), Layout(1, config.tasks, ""))
-    with report.guarded("opening"), closing(open_services(config)) as services:
+    once = {"blob.store.retry.policy.max.retry.duration.millis": 0}  # a request to the blob store is not repeated
+    impatient = JobConfig.from_mapping({**config.to_mapping(), **once})
+    with report.guarded("opening"), closing(open_services(impatient)) as services:
         found, permissions = look_at_published(
             services, log, layout, tasks, NO_PERMISSIONS, serdes_follow=True, only_settled=True
         )

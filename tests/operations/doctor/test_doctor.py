@@ -17,7 +17,7 @@ from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
-from statemgr.errors import AccessDenied
+from statemgr.errors import AccessDenied, UnavailableError
 from statemgr.health import checks, verify_blobs
 from statemgr.health.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
@@ -242,6 +242,23 @@ def test_an_opening_that_would_be_refused_is_a_problem(tmp_path: Path, factory: 
             admin.create_missing([checkpoint_topic_spec(changed)])
         (detail,) = opening(changed, state__dir=str(tmp_path))
         assert ("the published blob" if factory == "blob-store" else "the changelog holds 1 records") in str(detail)
+
+
+def test_a_blob_store_that_is_gone_holds_up_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for signs of earlier state, once: a request of a job is repeated for minutes."""
+    asked = []
+
+    def fail(*_: object) -> None:
+        asked.append(1)
+        raise UnavailableError("gone", bucket="bucket")
+
+    with JobTester(
+        {"job.name": "orders", "task.inputs": ["orders"], "task.backup.factories": ["blob-store"]}, print
+    ) as job:
+        monkeypatch.setattr(MemoryBlobStore, "list", fail)
+        (detail,) = opening(job.config, blob__store__uri="memory://gone")
+    assert "UnavailableError" in str(detail)
+    assert len(asked) == 1
 
 
 def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
