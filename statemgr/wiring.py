@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
@@ -21,7 +22,7 @@ from statemgr.blobs import open_blob_store
 from statemgr.blobs.counting import counts_of
 from statemgr.config import JobConfig, StoreConfig
 from statemgr.config.factories import BUILT_IN, backend_classes, plugged
-from statemgr.errors import ConfigError, PrerequisiteMissing
+from statemgr.errors import AccessDenied, ConfigError, InvalidError, PrerequisiteMissing
 from statemgr.ids import IdSource, task_path
 from statemgr.kafka.changelog_topic import ChangelogTopics
 from statemgr.local import durable, open_store, use_memory
@@ -162,8 +163,8 @@ class _Wiring:
         self._lock = threading.RLock()
         self._made: dict[str, Any] = {}
         self._adapters, self._backends = Closing(), Closing()
-        with translated("cannot use state.dir", config.state_dir):
-            job = durable.check_private(config.state_dir, config.job_name, config.job_id)
+        # whoever only reads the topic needs no local directory: the job's may be those of another user
+        job = config.state_dir / config.job_name / config.job_id
         self._scratch = Scratch(job / "scratch", clock, ids, config.state_dir)
         self.services = Services(
             config=config,
@@ -209,7 +210,8 @@ class _Wiring:
         config = self._config
 
         def make() -> Transfer:
-            self._scratch.tidy()  # needed even if no transfer uses it
+            with suppress(InvalidError, AccessDenied):  # of another user; a transfer that uses it says so
+                self._scratch.tidy()  # needed even if no transfer uses it
             return Transfer(
                 self._blobs(),
                 self._clock,
@@ -255,9 +257,10 @@ class _Wiring:
         return make() if factory in BUILT_IN else plugged(_named(factory), make, kind, hide=self._config.hider())
 
     def _task_directory(self, task: str) -> Path:
-        """Raises: InvalidError when a link stands on the way to it."""
+        """Raises: InvalidError when a link stands on the way to it; AccessDenied."""
         config = self._config
-        return durable.check_private(config.state_dir, config.job_name, config.job_id, task_path(task))
+        with translated("cannot use state.dir", config.state_dir):
+            return durable.check_private(config.state_dir, config.job_name, config.job_id, task_path(task))
 
     def _directories(self, task: str, store: str) -> LocalDirectories:
         def make() -> StoreDirectories:

@@ -15,6 +15,8 @@ from typing import Any
 
 from tests.kafka_jobs import wait_until
 
+#: A name that the browser takes for 127.0.0.1. It is no loopback address to it.
+NAME = "page.example"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 TAB, ENTER = "\ue004", "\ue007"
 
@@ -88,6 +90,7 @@ def browser() -> Iterator[Browser]:
     try:
         wait_until(lambda: _is_ready(address))
         switches = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        switches.append(f"--host-resolver-rules=MAP {NAME} 127.0.0.1")
         wanted = {"goog:chromeOptions": {"args": switches}, "goog:loggingPrefs": {"browser": "ALL"}}
         session = _ask(address, "POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         try:

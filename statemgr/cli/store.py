@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statemgr.terminal.items import key_serde_option, parse, render, text, value_serde_of, value_serde_option
+from statemgr.terminal.items import key_serde_option, parse, printable, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, job_options
 from statemgr.terminal.output import console, print_json, say, show_error
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def command() -> None:
     """Read keys from the committed state of a store.
 
-    Bytes that are not text are shown as 0x…, and so is text that begins with 0x.
+    Bytes that are not text are shown as 0x…, and so is text that begins with 0x. Other text with control characters is
+    in quotes.
     """
 
 
@@ -97,7 +98,8 @@ def scan_command(
             shown += 1
             if call.as_json:
                 # one by one, because a store may be larger than the memory
-                click.echo(separator + json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False))
+                entry = json.dumps({"task": task, "key": key, "value": value}, ensure_ascii=False)
+                click.echo(separator + printable(entry))
                 separator = ","
             else:
                 click.echo(f"{task}\t{text(key)}\t{text(value)}")

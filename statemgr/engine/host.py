@@ -13,7 +13,8 @@ from statemgr.flows.committing.local_copies import Compactions
 from statemgr.flows.opening.shared_state import SharedStates
 from statemgr.flows.sweep import Sweep
 from statemgr.flows.worker import Worker
-from statemgr.local import durable, open_store
+from statemgr.ids import task_name
+from statemgr.local import open_store
 from statemgr.ports import LocalStore
 from statemgr.services import Services
 from statemgr.wiring import open_services
@@ -35,7 +36,7 @@ class AttemptHost:
         self.attempts: set[str] = set()
         self.background = services.executors.worker("host", background=True)
         self.closing: Worker[None] = Worker(services, "closing", services.config.job_name, background=True)
-        job = durable.check_private(services.config.state_dir, services.config.job_name, services.config.job_id)
+        job = services.task_directory(task_name(0)).parent
         self.snapshots = AttemptSnapshots(services)
         self.compactions = Compactions(services, job / "compaction.lock")
         self.shared = SharedStates(self.services)

@@ -19,12 +19,14 @@ from urllib.parse import unquote, urlsplit
 
 from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, MissingState, StatemgrError
+from statemgr.ids import task_name
 from statemgr.logs import counted
 from statemgr.os_errors import Fault, fault_of
 from statemgr.terminal.find_java import find_java
 from statemgr.terminal.output import describe
 
 if TYPE_CHECKING:
+    from statemgr.kafka.checkpoint_topic import CheckpointTopic
     from statemgr.kafka.topics import TopicAdmin
     from statemgr.model.checkpoint import CheckpointRecord
     from statemgr.ports import BlobStore, Clock
@@ -117,9 +119,10 @@ def check_disk(report: Report, config: JobConfig) -> None:
             free = shutil.disk_usage(directory).free
         except OSError as error:
             reason = f"{directory}: {error.strerror or type(error).__name__}"
-            full = fault_of(error) is Fault.FULL
-            hint = _SPACE_HINT if full else "let this user write to the directory, or set state.dir to another one"
-            report.problem("disk", reason, hint)
+            if fault_of(error) is Fault.FULL:
+                report.problem("disk", reason, _SPACE_HINT)
+            else:
+                report.problem("directory", reason, "let this user write to it, or set state.dir to another directory")
             return
         check_space(report, directory, free)
         if not has_links:
@@ -230,7 +233,8 @@ def check_clock(report: Report, whose: str, skew_ms: int) -> None:
 
 
 def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
-    """Every record of the checkpoint topic is readable, and a consumer loop could read its input.
+    """Every record of the checkpoint topic is readable, an opening accepts them, and a consumer loop could read its
+    input.
 
     Returns: whether there are checkpoints.
     """
@@ -242,7 +246,8 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
         records = log.read()
         having = f"{len(records)} of {counted(config.tasks, 'task')} have one" if records else "the job has none yet"
         report.ok("checkpoints", f"all records are readable; {having}")
-    check_layout(report, config, records)
+        if check_layout(report, config, records):
+            _check_opening(report, config, log, records)
     _check_inputs(report, config, records)
     for group in groups:
         with report.guarded("group"):
@@ -250,7 +255,7 @@ def check_job(report: Report, config: JobConfig, groups: Sequence[str]) -> bool:
     return bool(records)
 
 
-def check_layout(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
+def check_layout(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> bool:
     """Whether the checkpoints were made with as many tasks as the configuration has. (Version 1 does not say.)"""
     layouts = sorted({(r.layout.tasks, r.layout.partitioner) for r in records.values() if r.layout.tasks})
     for tasks, partitioner in layouts:
@@ -262,6 +267,40 @@ def check_layout(report: Report, config: JobConfig, records: Mapping[str, Checkp
     if len(layouts) > 1:
         names = ", ".join(f"{counted(tasks, 'task')} by {partitioner}" for tasks, partitioner in layouts)
         report.problem("layout", f"the tasks' checkpoints disagree: {names}")
+    return len(layouts) <= 1 and all(tasks == config.tasks for tasks, _ in layouts)
+
+
+def _check_opening(
+    report: Report, config: JobConfig, log: CheckpointTopic, records: Mapping[str, CheckpointRecord]
+) -> None:
+    """An opening would refuse neither the checkpoints, nor that there are none. The first refusal is reported."""
+    from statemgr.flows.opening.open_job import look_at_published
+    from statemgr.flows.opening.opening_checks import refuse_unrestorable
+    from statemgr.model.checkpoint import Layout
+    from statemgr.model.jobs.permissions import NO_PERMISSIONS
+    from statemgr.model.plan import plan_stores
+    from statemgr.wiring import open_services
+
+    tasks = [task_name(index) for index in range(config.tasks)]
+    layout = next((one.layout for one in records.values() if one.layout.tasks), Layout(1, config.tasks, ""))
+    once = {"blob.store.retry.policy.max.retry.duration.millis": 0}  # a request to the blob store is not repeated
+    impatient = JobConfig.from_mapping({**config.to_mapping(), **once})
+    with report.guarded("opening"), closing(open_services(impatient)) as services:
+        found, permissions = look_at_published(
+            services, log, layout, tasks, NO_PERMISSIONS, serdes_follow=True, only_settled=True
+        )
+        refuse_unrestorable(services, found.values())
+        factories = {name: store.restore_factories for name, store in config.stores.items()}
+        for task in tasks:
+            plan_stores(
+                found[task].current if task in found else None,
+                factories,
+                durable=services.durable,
+                permissions=permissions[task],
+                job=config.job_name,
+                task=task,
+            )
+        report.ok("opening", "the configuration fits the checkpoints" if found else "no sign of earlier state")
 
 
 def _check_inputs(report: Report, config: JobConfig, records: Mapping[str, CheckpointRecord]) -> None:
@@ -332,29 +371,32 @@ def check_blobs(report: Report, config: JobConfig, *, fix: bool) -> None:
     if config.get("blob.store.uri") is None:
         report.note("blobs", "blob.store.uri is not set: the job uses no blob store")
         return
-    directory = blob_directory(config)
-    if directory is not None and _is_unused(directory):
-        above = next(path for path in (directory, *directory.parents) if os.path.exists(path))
-        missing = "is empty" if above == directory else "does not exist"
-        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
-            advice = "if it should have blobs, check the URI, and that its disk is mounted"
-            report.note("blobs", f"{directory} {missing}: nothing was tried; a new job begins like this", advice)
-        else:
-            advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
-            report.problem("blobs", f"{directory} {missing}, and nothing can be made in {above}", advice)
-        return
-    clock = SystemClock()
-    with report.guarded("blobs"), closing(open_raw_blob_store(config, clock)) as store:
-        _try_requests(report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock)
-        if fix:
-            with report.guarded("blob lifecycle"):
-                for done in store.administration.fix():
-                    report.ok("blob lifecycle", done)
-        for text in store.administration.probe():
-            if text.startswith("note:"):
-                report.note("blob store", text.removeprefix("note:").strip())
+    with report.guarded("blobs"):
+        directory = blob_directory(config)
+        if directory is not None and _is_unused(directory):
+            above = next(path for path in (directory, *directory.parents) if os.path.exists(path))
+            missing = "is empty" if above == directory else "does not exist"
+            if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+                advice = "if it should have blobs, check the URI, and that its disk is mounted"
+                report.note("blobs", f"{directory} {missing}: nothing was tried; a new job begins like this", advice)
             else:
-                report.problem("blob store", text)  # it says itself what to do
+                advice = "check the URI, and that its disk is mounted; or create it for the user of the job"
+                report.problem("blobs", f"{directory} {missing}, and nothing can be made in {above}", advice)
+            return
+        clock = SystemClock()
+        with closing(open_raw_blob_store(config, clock)) as store:
+            _try_requests(
+                report, store, f"{config.job_key}/_doctor/{system_ids().attempt_id()}", config.ttl_days, clock
+            )
+            if fix:
+                with report.guarded("blob lifecycle"):
+                    for done in store.administration.fix():
+                        report.ok("blob lifecycle", done)
+            for text in store.administration.probe():
+                if text.startswith("note:"):
+                    report.note("blob store", text.removeprefix("note:").strip())
+                else:
+                    report.problem("blob store", text)  # it says itself what to do
 
 
 def _is_unused(directory: Path) -> bool:

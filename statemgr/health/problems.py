@@ -159,6 +159,7 @@ def store_address(config: JobConfig) -> str:
 _BY_CHECK = {
     "clock": Fault.WRONG_CLOCK,
     "disk": Fault.DISK_FULL,
+    "directory": Fault.MISSING_RIGHTS,
     "group": Fault.MISSING_RIGHTS,
     "topics": Fault.TOPIC_DAMAGED,
     "changelogs": Fault.TOPIC_DAMAGED,

@@ -9,19 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from statemgr.health.diagnosis import PATIENCE_S
 from statemgr.health.problems import Fault, Problem
-from statemgr.health.slow_reads import Patient
+from statemgr.health.slow_reads import Answer, Patient
 from statemgr.ids import task_index
 from statemgr.logs import size
 from statemgr.ports import Clock
 
 #: What a process says of a store of which something is to come: bytes, seconds, and a count of reads.
 FILL_METRICS = ("statemgr_restore_bytes_to_come", "statemgr_restore_seconds_to_come", "statemgr_restore_faults_total")
+#: What faults and fills are made from. Everything would be megabytes for a Spark driver with thousands of tasks.
+_FEW = (*FILL_METRICS, "statemgr_failures_total", "statemgr_tasks")
 _PATIENCE_S = 2.0
 _MOST_BYTES = 8 * 1024 * 1024
 _MOST_HEALTH = 300
@@ -49,12 +51,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A process's answer: its numbers, why they cannot be read, and why it is not healthy."""
+    """A process's answer: its numbers, or why they cannot be read; why it is not healthy, and the jobs that it names.
+
+    ``answered``: false if the process has ended, hangs, or is out of reach.
+    """
 
     address: str
     samples: Sequence[Sample] = ()
     problem: str | None = None
     unhealthy: str | None = None
+    jobs: frozenset[str] = frozenset()
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,8 @@ class Processes:
     def __init__(self, addresses: Sequence[str], job: str, clock: Clock) -> None:
         self._job = job
         self._clock = clock
-        self._said = [Patient(partial(self._ask, address), clock, _FRESH_S) for address in addresses]
+        self._said = [(one, Patient(partial(self._ask, one, _FEW), clock, _FRESH_S)) for one in addresses]
+        self._everything = [(one, Patient(partial(self._ask, one, ()), clock, _FRESH_S)) for one in addresses]
         self._lock = threading.Lock()
         #: Process and kind of failure → its count, and when it was last seen.
         self._failures: dict[tuple[str, str], tuple[float, float | None]] = {}
@@ -108,18 +116,18 @@ class Processes:
 
     def ask(self) -> None:
         """Begin to ask all of them, and do not wait."""
-        for address in self._said:
-            address.ask(0)
+        for _, patient in self._said:
+            patient.ask(0)
 
     def samples(self) -> tuple[list[Sample], list[str]]:
         """Return the numbers of the job, and why an address could not be read."""
-        said = self._newest()
+        said = self._newest(self._everything)
         found = [sample for one in said for sample in one.samples]
         return found, [f"the metrics at {one.address} cannot be read: {one.problem}" for one in said if one.problem]
 
     def fills(self) -> list[Fill]:
         """The stores of which something is still to come, by task and store."""
-        found = [fill for one in self._newest() for fill in self._fills(one)]
+        found = [fill for one in self._newest(self._said) for fill in self._fills(one)]
         return sorted(found, key=lambda fill: (task_index(fill.task), fill.store))
 
     def _fills(self, said: _Said) -> Iterator[Fill]:
@@ -148,20 +156,27 @@ class Processes:
 
     def problems(self) -> Iterator[Problem]:
         """Return processes that do not answer or are unhealthy, and failures that they counted since the last call."""
-        for one in self._newest():
+        said = self._newest(self._said)
+        for one in said:
             part = f"the process at {one.address}"
             if one.problem:
-                detail = f"Its metrics cannot be read: {one.problem}. It has ended, hangs, or is out of reach."
-                yield Problem(Fault.MEMBER_STUCK, part, detail)
+                gone = "" if one.answered else " It has ended, hangs, or is out of reach."
+                detail = f"Its metrics cannot be read: {one.problem}.{gone}"
+                yield Problem(Fault.MEMBER_STUCK if gone else Fault.OTHER, part, detail)
+            if one.jobs and all(other.answered and self._job not in other.jobs for other in said):
+                jobs = ", ".join(sorted(one.jobs))
+                yield Problem(
+                    Fault.OTHER, part, f"Its metrics are those of {jobs}, not of this job: correct --metrics."
+                )
             if one.unhealthy:
                 yield Problem(Fault.MEMBER_STUCK, part, f"It is not healthy: {one.unhealthy}")
             for kind in self._new_failures(one):
                 yield Problem(_FAILURES[kind], part, f"It has just counted another {kind}. Its log says where.")
 
-    def _newest(self) -> Sequence[_Said]:
-        self.ask()
-        answers = [address.ask(PATIENCE_S).value for address in self._said]
-        return [said for said in answers if said is not None]
+    def _newest(self, asked: Sequence[tuple[str, Patient[_Said]]]) -> Sequence[_Said]:
+        for _, patient in asked:
+            patient.ask(0)  # they run at the same time
+        return [_answered(address, patient.ask(PATIENCE_S)) for address, patient in asked]
 
     def _new_failures(self, said: _Said) -> Iterator[str]:
         now_s = self._clock.monotonic()
@@ -176,27 +191,45 @@ class Processes:
                 if at_s is not None and now_s - at_s < _REMEMBERED_S:
                     yield kind
 
-    def _ask(self, address: str) -> _Said:
+    def _ask(self, address: str, names: Sequence[str]) -> _Said:
+        only = "&".join(f"name[]={quote(name)}" for name in names)
+        asked = f"{address}{'&' if '?' in address else '?'}{only}" if only else address
         try:
-            with urllib.request.urlopen(address, timeout=_PATIENCE_S) as answer:
-                text = answer.read(_MOST_BYTES).decode()
-            samples = [
-                Sample(one.name, one.labels, one.value)
-                for family in text_string_to_metric_families(text)
-                for one in family.samples
-                if one.labels.get("job") == self._job and not one.name.endswith("_created")
-            ]
-        except (OSError, ValueError, HTTPException) as error:
-            return _Said(address, problem=str(error))
-        return _Said(address, samples, unhealthy=self._unhealthy(address))
+            with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
+                body = answer.read(_MOST_BYTES + 1)
+        except (OSError, HTTPException) as error:
+            return _Said(address, problem=str(error), answered=False)
+        try:
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"they have more than {size(_MOST_BYTES)}")
+            found = [one for family in text_string_to_metric_families(body.decode()) for one in family.samples]
+        except ValueError as error:
+            return _Said(address, problem=str(error), unhealthy=self._unhealthy(address))
+        jobs = frozenset(one.labels["job"] for one in found if "job" in one.labels)
+        samples = [
+            Sample(one.name, one.labels, one.value)
+            for one in found
+            if one.labels.get("job") == self._job and not one.name.endswith("_created")
+        ]
+        is_other = bool(jobs) and self._job not in jobs  # the page of that job says how its process is
+        return _Said(address, samples, unhealthy=None if is_other else self._unhealthy(address), jobs=jobs)
 
     def _unhealthy(self, address: str) -> str | None:
-        """Return the problem that the health page reports. None if there is none, or no such page."""
+        """Return the problem that the health page reports, or that it is silent. None if there is none, or no such
+        page."""
         try:
             with urllib.request.urlopen(urljoin(address, "/healthz"), timeout=_PATIENCE_S):
                 return None
         except urllib.error.HTTPError as error:
             with error:
-                return error.read(_MOST_HEALTH).decode(errors="replace") if error.code == 503 else None
-        except (OSError, HTTPException):
-            return None
+                return error.read(_MOST_HEALTH).decode(errors="replace") if error.code in (500, 503) else None
+        except (OSError, HTTPException) as error:
+            return f"/healthz does not answer: {error}"
+
+
+def _answered(address: str, answer: Answer[_Said]) -> _Said:
+    """What a process has said, or that it says nothing."""
+    if answer.value is not None and answer.waiting_s is None:
+        return answer.value
+    problem = str(answer.error) if answer.waiting_s is None else f"no answer for {answer.waiting_s:.0f} s"
+    return _Said(address, problem=problem, answered=False)

@@ -283,7 +283,8 @@ def _is_private(path: str) -> bool:
     if status.st_uid not in (user, 0) and user != 0:
         raise InvalidError(
             f"a local directory belongs to another user (ID {status.st_uid})",
-            hint="set state.dir to a directory of this user, or remove the other one",
+            hint="set state.dir to a directory of this user, for a command with --set state.dir=DIRECTORY; remove the "
+            "other one only if no job uses it",
             path=path,
         )
     return True

@@ -27,7 +27,7 @@ def parse(given: str, serde_name: str) -> bytes:
 
     try:
         if serde_name == "bytes":
-            return bytes.fromhex(given[2:]) if given.startswith("0x") else given.encode()
+            return bytes.fromhex(given[2:]) if given.startswith("0x") else (_quoted(given) or given).encode()
         if serde_name == "hex":
             return bytes.fromhex(given.removeprefix("0x"))
         if (parts := parts_of(serde_name)) is not None:
@@ -37,7 +37,8 @@ def parse(given: str, serde_name: str) -> bytes:
             bytes_of_key = parse(key if is_text else json.dumps(key), inner)
             return serde(kind).serialize((bytes_of_key, *numbers)) if numbers else prefix_of(bytes_of_key)
         readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
-        return serde(serde_name).serialize(readers.get(serde_name, str)(given))
+        read = readers.get(serde_name)
+        return serde(serde_name).serialize(read(given) if read else _quoted(given) or given)
     except (ValueError, TypeError, OverflowError, RecursionError, InvalidError):
         raise InvalidError(
             f"{given!r} is not a key of the serde {serde_name}", hint="choose another with --key-serde"
@@ -77,10 +78,24 @@ def _for_json(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """A rendered value on one line."""
-    if isinstance(value, str) and value.isprintable():
+    """A rendered value on one line. Text with control characters is in quotes, as JSON writes it."""
+    if isinstance(value, str) and value.isprintable() and _quoted(value) is None:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return printable(json.dumps(value, ensure_ascii=False))
+
+
+def printable(dumped: str) -> str:
+    """JSON with the same meaning, without what controls a terminal or turns the direction of its text."""
+    return dumped if dumped.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
+
+
+def _quoted(given: str) -> str | None:
+    """The text that :func:`text` shows like this, if it shows it in quotes."""
+    try:
+        value = json.loads(given) if given.startswith('"') else None
+    except ValueError:
+        return None
+    return value if isinstance(value, str) and text(value) == given else None
 
 
 def value_serde_of(store: StoreConfig, given: str | None) -> str | Serde:

@@ -15,6 +15,14 @@ from statemgr.terminal.output import print_json, say
 _PORT = 8640
 
 
+def _names(_context: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """An option's host names, as a Host header has them without its port."""
+    for name in names:
+        if "/" in name or (":" in name and not (name.startswith("[") and name.endswith("]"))):
+            raise click.BadParameter(f"{name!r} is no host name: leave out the scheme and the port; IPv6 is [ADDRESS]")
+    return names
+
+
 @click.command("ui", short_help="Serve a read-only web page about jobs.")
 @click.option(
     "--config",
@@ -30,7 +38,12 @@ _PORT = 8640
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=_PORT, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option(
-    "--allow-host", "hosts", multiple=True, metavar="NAME", help="Also answer requests for this host name. Repeatable."
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    callback=_names,
+    metavar="NAME",
+    help="Also answer requests for this host name. Repeatable.",
 )
 @metrics_option
 @click.option(

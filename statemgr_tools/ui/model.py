@@ -167,10 +167,11 @@ class JobView:
         return Look(self._newest, answer.error, answer.waiting_s, tuple(in_order(problems)))
 
     def _point(self) -> Point | None:
-        look = self.look()
-        if look.overview is None or look.error is not None:
+        try:
+            found = self.overview()  # and not look(): it checks damaged blobs again while somebody looks
+        except StatemgrError:
             return None
-        return point(self.now_ms, look.overview.lag, self.samples()[0])
+        return point(self.now_ms, found.lag, self.samples()[0])
 
     def _read(self) -> tuple[JobOverview, list[Problem]]:
         found = self.monitor.overview()
@@ -245,7 +246,11 @@ class JobView:
         return self._look(task, store, checkpoint_id, read)
 
     def _look(self, task: str, store: str, checkpoint_id: str, read: Callable[[ReadableStore], T]) -> T:
-        with self._looking:
+        if not self._looking.acquire(timeout=PATIENCE_S):
+            raise UnavailableError(
+                "another look-up is fetching its store", hint="reload the page in a minute", task=task, store=store
+            )
+        try:
             name = (task, store, checkpoint_id)
             if self._open is None or self._open.name != name:
                 self._close_store()
@@ -254,6 +259,8 @@ class JobView:
                     opened = stack.enter_context(self.monitor.reader.open_store(task, store, checkpoint_id))
                     self._open = _Open(name, opened, stack.pop_all())
             return read(self._open.store)
+        finally:
+            self._looking.release()
 
     def _check_size(self, task: str, store: str, checkpoint_id: str) -> None:
         """Raises: InvalidError if a restore would fetch too much, from the first backend that has the checkpoint."""
@@ -299,10 +306,12 @@ class JobView:
         return self._processes.fills()
 
     def close(self) -> None:
-        """Close clients and the open store. Running checks end with an error."""
+        """Close clients and the open store. Running checks, and a look-up that still fetches a store, end with an
+        error."""
         self.history.close()
-        with self._looking:
+        if self._looking.acquire(timeout=PATIENCE_S):
             self._close_store()
+            self._looking.release()
         self._diagnosis.close()
         self.monitor.close()
 

@@ -28,6 +28,8 @@ from statemgr_tools.ui.model import CheckpointLine, Found, JobView
 Parameters = Mapping[str, str]
 #: Tasks on one page, and in a chart.
 _TASKS, _CHARTED = 100, 10
+#: Metrics in one table.
+_METRICS = 500
 #: Seconds after which a waiting page reloads itself.
 _BUSY_S = 2
 #: Number of characters of a key or a value on a page.
@@ -99,8 +101,10 @@ def tasks(view: JobView, given: Parameters) -> Page:
             table("Tasks, those with a problem first", headers, rows, "The job has no checkpoint yet."),
             _pages(start, len(ordered), {"sort": order}),
             _fills(view.fills()),
-            _metrics("Restores, by backend and reason", _restores(samples), view),
-            _metrics("Failures, by the class of the error", _failures(samples), view) if view.metrics else None,
+            _metrics("Restores, by backend and reason", _restores(samples), len(problems), view),
+            _metrics("Failures, by the class of the error", _failures(samples), len(problems), view)
+            if view.metrics
+            else None,
         ]
     )
     return Page(found.job, body, again_s, look.error)
@@ -143,6 +147,7 @@ def task(view: JobView, given: Parameters) -> Page:
                 ],
                 "The checkpoint has no input offsets.",
             ),
+            _more(len(record.current.input_offsets), _TASKS, "source partitions"),
             tag("h2", "Stores"),
             table(
                 "Stores in each checkpoint and backend",
@@ -150,7 +155,7 @@ def task(view: JobView, given: Parameters) -> Page:
                 [_store_row(name, line, number) for line in lines for number in range(len(line.stores))],
                 "The checkpoint has no stores.",
             ),
-            _metrics("Metrics of the owner", own, view),
+            _metrics("Metrics of the owner", own, len(problems), view),
         ]
     )
     return Page(f"{name} of {view.config.job_key}", body, _number(given, "refresh", 0, 3600) or None)
@@ -382,20 +387,26 @@ def _failures(samples: Iterable[Sample]) -> list[Sample]:
     return [one for one in samples if one.name == "statemgr_failures_total" and one.value]
 
 
-def _metrics(title: str, samples: Sequence[Sample], view: JobView) -> Child:
+def _metrics(title: str, samples: Sequence[Sample], silent: int, view: JobView) -> Child:
+    """``silent``: how many processes could not be asked."""
     if not view.metrics:
         return tag(
             "p", f"{title}: start the page with --metrics to see what the job's processes report.", class_="soft"
         )
     rows = []
-    for one in samples[:500]:
+    for one in samples[:_METRICS]:
         labels = ", ".join(f"{name}={value}" for name, value in one.labels.items() if name not in ("job", "task"))
         rows.append((one.name, labels, f"{one.value:g}"))
-    silent = len(view.samples()[1])
     nothing = "The processes report none."
     if silent:
         nothing = f"Not known: {counted(silent, 'process', 'processes')} could not be asked."
-    return [tag("h2", title), table(title, ("metric", "labels", "value"), rows, nothing)]
+    shown = table(title, ("metric", "labels", "value"), rows, nothing)
+    return [tag("h2", title), shown, _more(len(samples), _METRICS, "metrics")]
+
+
+def _more(count: int, shown: int, what: str) -> Child:
+    """What a bounded table leaves out."""
+    return tag("p", f"{count - shown:,} more {what} are not shown.", class_="soft") if count > shown else None
 
 
 # --- a store -----------------------------------------------------------------------------------------------------

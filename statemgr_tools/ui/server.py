@@ -29,7 +29,7 @@ _HEADERS = [
         "Content-Security-Policy",
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),
-    ("Referrer-Policy", "no-referrer"),
+    ("Referrer-Policy", "same-origin"),  # without a referrer, a browser names no origin with the page's own forms
     ("X-Content-Type-Options", "nosniff"),
 ]
 _PAGES: dict[str, tuple[str, Callable[[JobView, pages.Parameters], pages.Page]]] = {
@@ -109,7 +109,11 @@ class Application:
         is_number = length.isascii() and length.isdecimal() and len(length) <= len(str(_MOST_BODY))
         if _from_elsewhere(environ) or not is_number or int(length) > _MOST_BODY:
             return _plain("403 Forbidden", "Start a check with the button on the page.")
-        given = dict(parse_qsl(environ["wsgi.input"].read(int(length)).decode("latin-1")))
+        try:
+            body = environ["wsgi.input"].read(int(length))
+        except TimeoutError:
+            return _plain("408 Request Timeout", "The rest of the request did not arrive.")
+        given = dict(parse_qsl(body.decode("latin-1")))
         kind = given.get("kind", "")
         try:
             for one in deeper_checks(view) if kind == "deeper" else [kind]:

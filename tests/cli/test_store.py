@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,10 @@ from statemgr.serdes import serde as serde_of
 from statemgr.stores.store import after_prefix
 from statemgr.testing.memory_producer import MemoryProducer
 from statemgr.testing.memory_servers import MemoryServers
+from statemgr.wiring import open_services
 from tests.cli.test_running_job import write_toml
 from tests.commits import TASK
+from tests.jobs import with_changes
 
 CONFIG: dict[str, object] = {"job.name": "orders", "stores.totals.value.serde": "bytes"}
 
@@ -95,6 +99,42 @@ def test_bytes_are_rendered_by_their_serde(data: bytes, serde: str | Serde, valu
 def test_a_key_that_is_shown_can_be_given_back(key: bytes) -> None:
     """Text that begins with 0x is shown as hexadecimal: given as it is, it would be read as another key."""
     assert parse(render(key, "bytes"), "bytes") == key
+
+
+def test_another_user_of_the_machine_reads_the_topic(
+    servers: MemoryServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what needs local directories of the job says that they belong to another user, and names the way out."""
+    file = job_with(servers, tmp_path, (b"key", b"1"))
+    state = tmp_path / "state"
+    (state / "orders").mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(state / "orders", 12345, 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, [*arguments, "--config", str(file), "--set", f"state.dir={state}"])
+
+    assert run("checkpoints", "list").exit_code == 0
+    assert run("store", "get", "totals", "key").stdout == "1\n"
+    config = with_changes(servers.config, state__dir=str(state))
+    with closing(open_services(config)) as services, pytest.raises(InvalidError, match="another user") as refused:
+        services.task_directory(TASK)
+    assert "--set state.dir=DIRECTORY" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("serde", ["string", "bytes"])
+@pytest.mark.parametrize(
+    "key",
+    ["a\x1fb", "a\nb", "a\x9b31m", "a\u202eb", "\u2028", '"q"', '"a\\nb"', '"\\"a\\\\nb\\""', "é b", "\U000e0001"],
+)
+def test_text_that_is_shown_is_printable_and_can_be_given_back(key: str, serde: str) -> None:
+    """Control characters are not sent to the terminal. What is shown in quotes because of them finds its key."""
+    shown = text(render(key.encode(), serde))
+    assert shown.isprintable()
+    assert parse(shown, serde) == key.encode()
+    assert json.loads(text([key])) == [key]
+    assert text([key]).isprintable()
 
 
 def test_a_key_that_begins_with_0x_is_found(servers: MemoryServers, tmp_path: Path) -> None:

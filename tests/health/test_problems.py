@@ -21,7 +21,7 @@ from statemgr.errors import (
     StatemgrError,
     UnavailableError,
 )
-from statemgr.health.checks import Report
+from statemgr.health.checks import Report, check_disk
 from statemgr.health.problems import (
     MOST,
     Fault,
@@ -40,6 +40,7 @@ from statemgr.health.slow_reads import Patient
 from statemgr.ids import CheckpointId
 from statemgr.local.machine import SystemClock
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord, Layout
+from tests.jobs import with_changes
 
 CONFIG = JobConfig.from_mapping(
     {
@@ -130,10 +131,12 @@ def test_what_doctor_finds_is_in_the_list() -> None:
         raise UnavailableError("no", bucket="bucket")
     report.problem("clock", "the broker's clock is 60 s behind this machine's")
     report.note("disk", "500 MiB free")
+    check_disk(report, with_changes(CONFIG, state__dir="/dev/null/state"))
     assert [(one.fault, one.part) for one in of_report(report, CONFIG, "host")] == [
         (Fault.BLOB_STORE_GONE, STORE),
         (Fault.WRONG_CLOCK, "clock on host"),
-    ]
+        (Fault.MISSING_RIGHTS, "directory on host"),
+    ], "a directory that cannot be written is no full disk"
 
 
 def test_a_read_that_hangs_is_waited_for_only_so_long() -> None:

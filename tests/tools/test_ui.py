@@ -20,12 +20,15 @@ from typing import Any
 from urllib.parse import urlencode, urljoin
 
 import pytest
+from click.testing import CliRunner
 
 from statemgr import JobConfig, StateManager, Task
+from statemgr.cli.main import cli
 from statemgr.model import codecs
+from statemgr.telemetry.threaded_http import QuietHandler
 from statemgr_tools.ui.model import JobView
 from statemgr_tools.ui.server import LOOPBACK, Application, make
-from tests.browser import ENTER, TAB, Browser, browser, is_installed
+from tests.browser import ENTER, NAME, TAB, Browser, browser, is_installed
 from tests.jobs import SEGMENTS, job_mapping, with_changes
 from tests.kafka_jobs import a_record, committed, job, make_topic, make_topics, send, wait_until
 from tests.servers import KafkaServer
@@ -109,7 +112,8 @@ class Site:
 @contextmanager
 def served(config: JobConfig, **options: Any) -> Iterator[Site]:
     """Serve the pages of a job on a free port."""
-    with closing(JobView(config, **options)) as view, make("127.0.0.1", 0, Application([view])) as server:
+    hosts = {*LOOPBACK, NAME}
+    with closing(JobView(config, **options)) as view, make("127.0.0.1", 0, Application([view], hosts)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -346,6 +350,13 @@ def test_another_host_name_is_refused(site: Site, host: str) -> None:
     assert site.ask("/0/", Host=f"LOCALHOST:{site.port}").status == 200
 
 
+@pytest.mark.parametrize("name", ["page.example:8640", "https://page.example", "::1"])
+def test_a_host_name_that_no_request_has_is_refused(name: str) -> None:
+    """A port or a scheme would never match, and each request would be refused."""
+    refused = CliRunner().invoke(cli, ["ui", "--allow-host", name])
+    assert (refused.exit_code, "leave out the scheme and the port" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_other_methods_are_refused(site: Site, method: str) -> None:
     """The server has nothing to write to."""
@@ -373,6 +384,19 @@ def test_a_length_that_is_no_length_is_refused(site: Site, length: str) -> None:
         connection.putheader("Content-Length", length.encode("latin-1"))
         connection.endheaders()
         assert connection.getresponse().status == 403
+
+
+def test_a_body_that_never_comes_is_a_timeout(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is no error of the server, and leaves no trace on standard error."""
+    monkeypatch.setattr(QuietHandler, "timeout", 0.2)
+    with closing(HTTPConnection("127.0.0.1", site.port, timeout=120)) as connection:
+        connection.putrequest("POST", "/0/run")
+        connection.putheader("Content-Length", "20")
+        connection.endheaders(b"kind=")
+        assert connection.getresponse().status == 408
+    assert capfd.readouterr().err == ""
 
 
 def test_every_answer_has_the_headers_that_limit_a_page(site: Site) -> None:
@@ -480,11 +504,13 @@ def test_a_key_is_found_by_keyboard_alone(window: Browser, site: Site) -> None:
     wait_until(lambda: "value 42" in window.text())
 
 
-def test_verify_is_one_click_in_a_browser(window: Browser, site: Site) -> None:
-    """The browser sends the form as the page's own, and the page reloads itself until the result is there."""
+@pytest.mark.parametrize("host", ["127.0.0.1", NAME])
+def test_verify_is_one_click_in_a_browser(window: Browser, site: Site, host: str) -> None:
+    """The browser sends the form as the page's own, also over http to another name than that of this machine. The page
+    reloads itself until the result is there."""
     site.view.runs.clear()
     window.device(1280, 800)
-    window.open(site.address + "/0/blobs")
+    window.open(f"http://{host}:{site.port}/0/blobs")
     window.click("form:has(input[value=verify]) button")
     wait_until(lambda: "All blobs exist" in window.text())
 

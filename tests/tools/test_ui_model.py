@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from random import Random
 from typing import NoReturn
 
 import pytest
 
 from statemgr.blobs.memory import MemoryBlobStore
-from statemgr.errors import InvalidError, UnavailableError
+from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.health import diagnosis
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.reader import JobReader
@@ -119,6 +119,49 @@ def test_a_page_does_not_wait_for_the_brokers(servers: MemoryServers, monkeypatc
         over.set()
         monkeypatch.setattr(model, "PATIENCE_S", 60.0)
         assert view.record(TASK).task == TASK
+
+
+def test_nobody_waits_for_the_look_up_of_another(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one fetches a large store, another one is refused after some seconds, and the page can be closed."""
+    (checkpoint,) = committed(servers, b"1")
+    monkeypatch.setattr(model, "PATIENCE_S", 0.05)
+    begun, over = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> NoReturn:
+        begun.set()
+        assert over.wait(30)
+        raise UnavailableError("the page is closed")
+
+    monkeypatch.setattr(JobReader, "open_store", slow)
+    view = JobView(servers.config)
+
+    def look() -> None:
+        with suppress(StatemgrError):
+            view.get(TASK, "totals", checkpoint, b"key")
+
+    first = threading.Thread(target=look)
+    first.start()
+    assert begun.wait(30)
+    try:
+        with pytest.raises(UnavailableError, match="another look-up is fetching its store"):
+            view.get(TASK, "totals", checkpoint, b"key")
+        view.close()
+    finally:
+        over.set()
+        first.join(30)
+
+
+def test_the_history_starts_no_check(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread also runs while nobody looks. Blobs that were damaged are checked again only while somebody does."""
+    committed(servers, b"1")
+    with closing(JobView(servers.config)) as view:
+        looks: list[None] = []
+        monkeypatch.setattr(view.checks, "problems", lambda: looks.append(None) or iter(()))
+        view.history.add()
+        assert len(view.history.points) == 1
+        assert looks == []
+        view.look()
+        assert looks == [None]
 
 
 def test_all_jobs_are_asked_at_the_same_time(servers: MemoryServers, monkeypatch: pytest.MonkeyPatch) -> None:

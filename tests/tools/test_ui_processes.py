@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from statemgr.health import processes as module
 from statemgr.health.overview import JobOverview
 from statemgr.health.problems import Fault
-from statemgr.health.processes import FILL_METRICS, Fill, Processes
+from statemgr.health.processes import FILL_METRICS, Fill, Processes, Sample
 from statemgr.operations.top import command as top
 from statemgr_tools.ui import pages
 from tests.blob_faults import ManualClock
@@ -24,6 +27,7 @@ class Server(HTTPServer):
     """A process whose `answers` map a path to a status and a text."""
 
     answers: dict[str, tuple[int, str]]
+    asked: list[str]
 
     @property
     def address(self) -> str:
@@ -38,7 +42,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send one of the answers, or 404."""
-        status, text = self.server.answers.get(self.path, (404, ""))
+        path, _, query = self.path.partition("?")
+        self.server.asked.append(query)
+        status, text = self.server.answers.get(path, (404, ""))
         self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
@@ -51,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[Server]:
     """A healthy process."""
     with Server(("127.0.0.1", 0), Handler) as server:
+        server.asked = []
         server.answers = {
             "/metrics": (200, SAMPLE.format(job="orders", kind="DiskFull", count=3)),
             "/healthz": (200, ""),
@@ -110,6 +117,59 @@ def test_a_process_that_does_not_answer_is_named() -> None:
     assert "http://127.0.0.1:1/metrics" in found.part
     assert "refused" in found.detail
     assert list(Processes([], "orders", ManualClock()).problems()) == []
+
+
+def test_a_process_that_answers_slowly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the first look: `top --once` and `top --json` have no other one."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        processes = Processes([address], "orders", ManualClock())
+        (found,) = processes.problems()
+        assert (found.fault, found.part) == (Fault.MEMBER_STUCK, f"the process at {address}")
+        assert "no answer for" in found.detail
+        assert "no answer for" in processes.samples()[1][0]
+
+
+def test_a_health_page_that_fails_is_named(server: Server) -> None:
+    """statemgr's own server answers 500 if it does not know."""
+    server.answers["/healthz"] = (500, "not known")
+    (found,) = Processes([server.address], "orders", ManualClock()).problems()
+    assert found.detail == "It is not healthy: not known"
+
+
+def test_faults_are_made_from_a_few_metrics(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Spark driver with thousands of tasks has megabytes of metrics. A page of them that is too large is no process
+    that has ended."""
+    processes = Processes([server.address], "orders", ManualClock())
+    assert list(processes.problems()) == []
+    assert "name[]=statemgr_failures_total" in server.asked[0]
+    assert len(processes.samples()[0]) == 1
+    assert server.asked[-2] == ""
+    monkeypatch.setattr(module, "_MOST_BYTES", 10)
+    (found,) = Processes([server.address], "orders", ManualClock()).problems()
+    assert (found.fault, found.detail) == (Fault.OTHER, "Its metrics cannot be read: they have more than 10 B.")
+
+
+def test_the_process_of_another_job_is_none_of_this_one(server: Server) -> None:
+    """`statemgr ui` asks all addresses for each of its jobs. An address is wrong only if no other one has the job."""
+    server.answers["/healthz"] = (503, "the loop has ended")
+    (found,) = Processes([server.address], "payments", ManualClock()).problems()
+    assert (found.fault, "those of orders, not of this job" in found.detail) == (Fault.OTHER, True)
+    with Server(("127.0.0.1", 0), Handler) as other:
+        other.asked, other.answers = [], {"/metrics": (200, 'statemgr_tasks{job="payments"} 4\n')}
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        assert list(Processes([server.address, other.address], "payments", ManualClock()).problems()) == []
+        other.shutdown()
+
+
+def test_a_table_says_what_it_leaves_out() -> None:
+    """A table of metrics is bounded. One that shows all of them says nothing."""
+    view = SimpleNamespace(metrics=("http://worker/metrics",))
+    one = Sample("statemgr_state_bytes", {"task": "Partition 0"}, 1.0)
+    shown = {count: str(pages._metrics("Metrics", [one] * count, 0, view)) for count in (500, 501)}  # type: ignore[arg-type]
+    assert "1 more metrics are not shown" in shown[501]
+    assert "not shown" not in shown[500]
 
 
 def test_what_is_still_to_come_of_a_store(server: Server) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import StoreConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import ConfigError, InvalidError, MissingBlob, MissingState, PermissionNeeded
+from statemgr.errors import ConfigError, MissingBlob, MissingState, PermissionNeeded, StatemgrError
 from statemgr.ids import task_index, task_name, task_path, task_prefix
 from statemgr.local import durable
 from statemgr.model.checkpoint import Checkpoint, CheckpointRecord
@@ -93,7 +93,7 @@ def remember_published(services: Services, task: str) -> None:
 
 def touch(services: Services, task: str) -> None:
     """Note on this machine that a process here has the task (:mod:`statemgr.flows.sweep`). A failure is no error."""
-    with suppress(OSError, InvalidError):
+    with suppress(OSError, StatemgrError):
         durable.touch(services.task_directory(task), services.clock.time_ns())
 
 

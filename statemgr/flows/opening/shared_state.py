@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from statemgr.errors import RetryableError, UnavailableError
+from statemgr.errors import RetryableError, StatemgrError, UnavailableError
 from statemgr.flows.opening.by_need import fetch_rest, open_by_need
 from statemgr.local import durable
 from statemgr.local.shared_directories import exclusive_if_free
@@ -209,7 +209,7 @@ class _SharedState:
         """Whether an attempt works on the state, or somebody on this machine has had the task not long ago."""
         touched, now_s = None, self._services.clock.elapsed()
         before, since_s = self._touched
-        with suppress(OSError):
+        with suppress(OSError, StatemgrError):
             touched = durable.changed_ns(self._services.task_directory(self._identity.task))
         if self._branches or touched != before:
             self._touched, since_s = (touched, now_s), now_s

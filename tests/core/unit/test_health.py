@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import struct
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -93,12 +94,10 @@ def test_other_pages(metrics: Metrics) -> None:
     assert get(metrics.port, "/healthz")[0] == 500
 
 
-def test_port_probes_leave_no_trace_and_connections_are_limited(
+def test_port_probes_leave_no_trace(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Connections that reset, that send nothing or nonsense, and more than the limit: standard error stays empty, and
-    the page answers again as soon as there is room.
-    """
+    """Connections that reset, that send nothing or nonsense, and more than the limit: standard error stays empty."""
     with ExitStack() as stack:
         for number in range(MOST_CONNECTIONS + 10):
             probe = stack.enter_context(socket.create_connection(("127.0.0.1", metrics.port or 0)))
@@ -106,12 +105,45 @@ def test_port_probes_leave_no_trace_and_connections_are_limited(
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if number % 3 == 1:
                 probe.sendall(b"\x16\x03\x01 nonsense")
-        assert get_is_refused(metrics.port)
-    wait_until(lambda: not get_is_refused(metrics.port))
+        assert get(metrics.port, "/healthz")[0] == 200
     monkeypatch.setattr(QuietHandler, "timeout", 0.1)
     with socket.create_connection(("127.0.0.1", metrics.port or 0)) as silent:
         assert silent.recv(1) == b""
     assert capfd.readouterr().err == ""
+
+
+def test_connections_without_a_request_keep_no_probe_out(metrics: Metrics) -> None:
+    """Whoever reaches the port could have the process killed: its probes would find no room again and again."""
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", metrics.port or 0)))
+            for _ in range(MOST_CONNECTIONS)
+        ]
+        for one in silent:
+            one.sendall(b"GET")
+        for _ in range(3):
+            assert get(metrics.port, "/healthz")[0] == 200
+        assert silent[0].recv(1) == b"", "the oldest one has made room"
+
+
+def test_requests_at_a_time_are_limited(metrics: Metrics) -> None:
+    """Another connection is closed at once, and the page answers again as soon as there is room."""
+    answers, begun = threading.Event(), threading.Semaphore(0)
+
+    def wait() -> Condition:
+        begun.release()
+        assert answers.wait(30)
+        return Condition(open=1)
+
+    metrics.health.watch(wait)
+    with ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            asking = stack.enter_context(socket.create_connection(("127.0.0.1", metrics.port or 0)))
+            asking.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert begun.acquire(timeout=30)
+        assert get_is_refused(metrics.port)
+        answers.set()
+        wait_until(lambda: not get_is_refused(metrics.port))
 
 
 @pytest.mark.parametrize(("host", "is_dual"), [("127.0.0.1", True), ("::1", True), ("127.0.0.1", False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,9 @@ def test_a_directory_in_place_of_any_file(servers: MemoryServers) -> None:
 
 
 def test_a_file_in_place_of_the_directory_itself(servers: MemoryServers, tmp_path: Path) -> None:
-    """A state.dir below a file is a typed error, at the first look at it."""
+    """A state.dir below a file is a typed error, at the first use of it."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(StatemgrError, match=r"cannot use state\.dir"):
-        open_services(with_changes(servers.config, state__dir=str(tmp_path / "file" / "state")))
+    config = with_changes(servers.config, state__dir=str(tmp_path / "file" / "state"))
+    with closing(open_services(config)) as services, pytest.raises(StatemgrError, match=r"cannot use state\.dir"):
+        services.task_directory(TASK)
     assert (tmp_path / "file").read_text() == "mine"

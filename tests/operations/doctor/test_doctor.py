@@ -10,15 +10,20 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Message
 
+from statemgr import Task
 from statemgr.blobs.file import FileBlobStore
 from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
-from statemgr.errors import AccessDenied
+from statemgr.errors import AccessDenied, UnavailableError
 from statemgr.health import checks, verify_blobs
 from statemgr.health.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
+from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
+from statemgr.local.machine import SystemClock
 from statemgr.operations.doctor import backup_checks
+from statemgr.testing import JobTester
 
 
 def config(**given: object) -> JobConfig:
@@ -118,6 +123,13 @@ def test_nothing_is_written_to_a_directory_of_blobs_that_is_missing_or_empty(
     assert (tmp_path / "blobs").exists() == there
 
 
+def test_a_reference_that_is_not_set_is_one_problem() -> None:
+    """It ends neither the other checks nor the list of findings."""
+    (finding,) = found(checks.check_blobs, config(blob__store__uri="${env:STATEMGR_NOT_SET}"), fix=False)
+    assert (finding.check, finding.status) == ("blobs", Status.PROBLEM)
+    assert "STATEMGR_NOT_SET" in finding.detail
+
+
 def test_every_request_to_the_blob_store_is_tried_and_nothing_stays(tmp_path: Path) -> None:
     """The check puts, gets, overwrites and deletes a blob and removes its TTL. The directory ends up as it was."""
     (tmp_path / "blobs" / "lost+found").mkdir(parents=True)
@@ -184,6 +196,69 @@ def test_a_blob_that_would_expire_is_a_problem() -> None:
         findings = found(backup_checks._report_blobs, verified, 1)
         assert [one.status for one in findings] == [Status.PROBLEM] * 2
         assert "`statemgr gc --fix --write`" in (findings[-1].fix or "")
+
+
+def opening(config: JobConfig, **changes: object) -> list[str | None]:
+    """Return what `doctor` says about an opening with a changed configuration: None if it is well."""
+    given = {**config.to_mapping(), **{key.replace("__", "."): value for key, value in changes.items()}}
+    findings = found(checks.check_job, JobConfig.from_mapping(given), ())
+    return [one.detail if one.status is Status.PROBLEM else None for one in findings if one.check == "opening"]
+
+
+@pytest.mark.parametrize("factory", ["blob-store", "kafka-changelog"])
+def test_an_opening_that_would_be_refused_is_a_problem(tmp_path: Path, factory: str) -> None:
+    """`doctor` comes before an upgrade: what `open_task` refuses, it names. That is also a lost checkpoint topic."""
+    given = {
+        "job.name": "orders",
+        "task.inputs": ["orders"],
+        "task.backup.factories": [factory],
+        "task.restore.factories": [factory],
+        "task.commit.snapshot.interval": "1 commit",
+        "stores.totals.key.serde": "string",
+        "stores.totals.value.serde": "string",
+    }
+
+    def process(task: Task, message: Message) -> None:
+        task.store("totals").put(message.key().decode(), message.value().decode())
+
+    other = "kafka-changelog" if factory == "blob-store" else "blob-store"
+    with JobTester(given, process) as job:
+        assert opening(job.config) == [None]
+        job.send("orders", "k", "v")
+        job.commit()
+        assert opening(job.config) == [None]
+        for problem, changes in (
+            (
+                "no restore factory can supply",
+                {"task__backup__factories": [other], "task__restore__factories": [other]},
+            ),
+            ("'other' is not among", {"stores__other__type": "rocksdb"}),
+            ("written with the serde 'string'", {"stores__totals__value__serde": "json"}),
+        ):
+            (detail,) = opening(job.config, **changes)
+            assert problem in str(detail)
+        changed = JobConfig.from_mapping({**job.config.to_mapping(), "task.checkpoint.topic": "new"})
+        with TopicAdmin(changed, SystemClock()) as admin:
+            admin.create_missing([checkpoint_topic_spec(changed)])
+        (detail,) = opening(changed, state__dir=str(tmp_path))
+        assert ("the published blob" if factory == "blob-store" else "the changelog holds 1 records") in str(detail)
+
+
+def test_a_blob_store_that_is_gone_holds_up_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for signs of earlier state, once: a request of a job is repeated for minutes."""
+    asked = []
+
+    def fail(*_: object) -> None:
+        asked.append(1)
+        raise UnavailableError("gone", bucket="bucket")
+
+    with JobTester(
+        {"job.name": "orders", "task.inputs": ["orders"], "task.backup.factories": ["blob-store"]}, print
+    ) as job:
+        monkeypatch.setattr(MemoryBlobStore, "list", fail)
+        (detail,) = opening(job.config, blob__store__uri="memory://gone")
+    assert "UnavailableError" in str(detail)
+    assert len(asked) == 1
 
 
 def test_one_problem_makes_the_exit_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
