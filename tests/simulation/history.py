@@ -62,7 +62,17 @@ from statemgr.transfer import downloads
 from statemgr.wiring import open_services
 from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
-from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, OwnerOfAll, TaskOwner, live
+from tests.simulation.owners import (
+    Driver,
+    LastOwner,
+    LoopMember,
+    Owner,
+    OwnerOfAll,
+    Permitted,
+    TaskOwner,
+    explain,
+    live,
+)
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 from tests.simulation.threads import Executors, Thread
@@ -292,6 +302,10 @@ class History:
                     if owner.process.machine == machine:
                         scheduler.kill(owner.process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
+            if scheduler.chance(f"bits rot before {number}", 0.25):
+                self._rot(machine, number)
+            if number == self._topic_is_deleted_before and not self.model.was_rescaled and not self.operators.copies:
+                self._delete_checkpoint_topic(machine, number)
             process = Process(f"owner-{number}", machine)
             config = self.config(machine, number)
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
@@ -351,6 +365,79 @@ class History:
             lose = partial(self.broker.lose_hidden_tail, longer=True)
         if self.model.may_lose(transactions) and lose(self._topic, transactions):
             self.model.lost(transactions)
+
+    @property
+    def _topic_is_deleted_before(self) -> int | None:
+        """The number of the owner before which somebody deletes the checkpoint topic; None if nobody does."""
+        decide = self.scheduler.decide
+        stays = self.stages or self._adopts or self._plugs_in or self.loses_checkpoints
+        may_be = self.tasks == 1 and not stays and decide("the checkpoint topic is deleted", 4) == 0
+        return 1 + decide("when the checkpoint topic is deleted", 3) if may_be else None
+
+    def _delete_checkpoint_topic(self, machine: str, number: int) -> None:
+        """Somebody deletes the checkpoint topic while nobody lives. No opening starts empty while anything shows that
+        there was state, until somebody permits it."""
+        for owner in self._owners:
+            self.scheduler.kill(owner.process)
+        self.scheduler.sleep(70.0)  # requests that are late have arrived, and lists are whole
+        self._look_after_servers()
+        if self._topic not in self.broker.topics:
+            return
+        self.broker.delete(self._topic)
+        self.network.happened("deleted checkpoint topic", f"somebody deletes {self._topic}")
+        for store in self.config(machine, 0).stores.values():  # nobody knows whose records a changelog has
+            if BACKENDS[1] not in store.backup_factories:
+                self.broker.topics.pop(store.changelog_topic, None)
+        self.model.begin_again()
+        prefix = f"{self._name}/"
+        had_state = any(name.startswith(prefix) for name in self.bucket.published())
+
+        def open_without_permission(config: JobConfig) -> None:
+            with StateManager(config, services=self.services) as manager, manager.open_task(TASK):
+                if had_state:
+                    raise Wrong("the job starts empty, although the blob store has published state")
+
+        def process_again(config: JobConfig) -> None:
+            with StateManager(config, services=self.services) as manager:
+                Permitted(self, manager, f"permitted {number}", self.parts).run()
+            ended.append(True)
+
+        ended: list[bool] = []
+        for run in range(30):
+            work = process_again if run else open_without_permission
+            self._in_process(f"permitted-{number}-{run}", machine, partial(self._explained, work))
+            if ended:
+                return
+        raise Wrong("nobody could start empty in 30 runs")
+
+    def _explained(self, work: Callable[[JobConfig], None], config: JobConfig) -> None:
+        """Do something that may fail, as the situation explains."""
+        try:
+            work(config)
+        except PermissionNeeded as error:
+            self.scheduler.note(f"{type(error).__name__}: {error.message}")
+        except StatemgrError as error:
+            explain(self, config, error)
+
+    def _rot(self, machine: str, number: int) -> None:
+        """One bit of a file on a machine on which nobody lives is wrong from now on."""
+        root = self._directory / machine
+        if any(owner.thread.is_alive() and owner.process.machine == machine for owner in self._owners):
+            return
+        # RocksDB, in which commands build states, draws names and sizes of its own
+        of_commands = {"rescale", "tmp"}
+        files = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
+        files = [path for path in files if of_commands.isdisjoint(path.relative_to(root).parts)]
+        if not files:
+            return
+        path = files[self.scheduler.decide(f"which file rots before {number}", len(files))]
+        times, content = path.stat(), bytearray(path.read_bytes())
+        content[self.scheduler.decide(f"byte before {number}", len(content))] ^= 1 << number % 8
+        with path.open("r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        kind = path.parent.parent.name if path.parent.parent.name in ("committed", "live", "staging") else path.name
+        self.network.happened("rotten file", f"a bit of a file of {machine} is wrong: {kind}")
 
     def _lose(self, moment: str) -> None:
         """Something is lost of one backend, while the other one has the whole state."""

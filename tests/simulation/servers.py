@@ -521,6 +521,10 @@ class SimulatedBlobStore(MemoryBlobStore):
         """All blobs that exist."""
         return set(self._space.blobs)
 
+    def published(self) -> set[str]:
+        """Those that have no TTL."""
+        return {name for name, (_, info) in self._space.blobs.items() if info.expires_ms is None}
+
     def lose(self, blob_id: str) -> None:
         """Somebody deletes a blob."""
         with self._space.lock:

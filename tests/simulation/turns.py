@@ -11,11 +11,12 @@ import heapq
 import random
 import re
 from collections.abc import Callable
+from hashlib import blake2b
 from itertools import count
 from typing import Any
 
 from greenlet import greenlet
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_128
 
 #: A path that an error names. Each run has a temporary directory with another name.
 _PATH = re.compile(r"(?<==)/[^\s\],]*")
@@ -121,7 +122,8 @@ class Turns:
 
     def decide(self, what: str, of: int) -> int:
         """A number from 0 to ``of`` - 1, by the seed and by what is decided. Other decisions do not change it."""
-        return xxh3_64_intdigest(f"{self.seed}/{what}".encode()) % of
+        digest = blake2b(f"{self.seed}/{what}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % of
 
     def chance(self, what: str, probability: float) -> bool:
         """Whether something happens that happens with this probability."""
