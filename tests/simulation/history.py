@@ -685,6 +685,7 @@ class History:
             self._in_process("undo", "machine-0", partial(self.operators.go_back, "undo"))
             self._in_process("settle", "machine-0", partial(self.operators.settle, "settle"))
         self._in_process("last owner", "machine-0", self._end_well, both)
+        self._check_disk("machine-0")
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
         if "damaged blob" in self.seen:  # whoever reads it notices it, and the next commit stores everything again
             self._in_process(
@@ -786,6 +787,29 @@ class History:
                     store.close()
                 model.compare_state(model.position(checkpoint), found)
 
+    def _check_topic(self, log: CheckpointTopic) -> None:
+        """Of checkpoints, the topic has the retained ones alone. The next driver deletes what is left of the job."""
+        records = log.read()
+        retained = {(task, one.sequence) for task, record in records.items() for one in record.checkpoints}
+        generations = {record.layout.generation for record in records.values()}
+        keys = [codecs.decode_key(key) for generation in generations for key in log.record_keys(generation)]
+        if extra := {(key.task, key.sequence) for key in keys if key.task} - retained:
+            raise Wrong(f"the topic has records of checkpoints that are not retained: {sorted(extra)}")
+        if log.retired():
+            raise Wrong("the topic has a layout that was collected")
+
+    def _check_disk(self, machine: str) -> None:
+        """A machine on which the job was closed has the newest state of each store, perhaps another one of which a
+        snapshot is being made, and nothing of processes that died."""
+        job = self._directory / machine / self._name / "1"
+        for task, _ in self.parts:
+            for store in STORES:
+                root = job / task.replace(" ", "_") / store
+                states = [path for path in (root / "committed").iterdir() if path.is_dir()]
+                left = [path.name for part in ("live", "staging", "owners") for path in (root / part).iterdir()]
+                if len(states) > 2 or left:
+                    raise Wrong(f"{machine} has {len(states)} states of {store} of {task}, and is left with {left}")
+
     def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
             try:
@@ -804,6 +828,7 @@ class History:
                 raise Wrong(f"gc: missing {missing}, failed {report.failed}, expiring {report.expiring}")
             if not at_peace or any(layout.lost for layout in report.layouts):
                 return
+            self._check_topic(log)
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
             # the next owner of such a task removes their TTLs, or deletes them
             expiring = {one.blob_id for record in log.read().values() for one in record.current.outstanding_ttl}
