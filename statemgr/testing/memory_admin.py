@@ -22,10 +22,11 @@ from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec
 
 from statemgr.testing.memory_kafka import Group, MemoryBroker
 from statemgr.testing.memory_log import failure
-from statemgr.testing.memory_topics import DEFAULTS
 
 #: Bytes that a broker stores with the offset of a group (``offset.metadata.max.bytes``).
 _NOTE_MAX_BYTES = 4096
+#: Where the setting of a topic comes from.
+_OWN, _DEFAULT = ConfigSource.DYNAMIC_TOPIC_CONFIG.value, ConfigSource.DEFAULT_CONFIG.value
 
 
 class MemoryAdmin:
@@ -59,12 +60,10 @@ class MemoryAdmin:
     def describe_configs(self, resources: Sequence[Any], **options: Any) -> dict[Any, Future[Any]]:
         def settings(name: str) -> dict[str, SimpleNamespace]:
             own = self._broker.topic(name).config
-            sources = {
-                key: (ConfigSource.DYNAMIC_TOPIC_CONFIG if key in own else ConfigSource.DEFAULT_CONFIG).value
-                for key in DEFAULTS
-            }
             return {
-                key: SimpleNamespace(name=key, value=value, source=sources[key], is_default=key not in own)
+                key: SimpleNamespace(
+                    name=key, value=value, source=_OWN if key in own else _DEFAULT, is_default=key not in own
+                )
                 for key, value in self._broker.topic(name).settings.items()
             }
 

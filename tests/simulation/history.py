@@ -57,11 +57,22 @@ from statemgr.operations.gc.needed_blobs import find_needed_blobs
 from statemgr.phases import Phase, add_observer, remove_observer
 from statemgr.ports import no_progress
 from statemgr.services import Services
+from statemgr.telemetry import metrics
 from statemgr.transfer import downloads
 from statemgr.wiring import open_services
 from tests.simulation.model import SOURCE, STORES, TASK, TOPIC, Model, State, Wrong
 from tests.simulation.operators import Operators
-from tests.simulation.owners import Driver, LastOwner, LoopMember, Owner, OwnerOfAll, TaskOwner, live
+from tests.simulation.owners import (
+    Driver,
+    LastOwner,
+    LoopMember,
+    Owner,
+    OwnerOfAll,
+    Permitted,
+    TaskOwner,
+    explain,
+    live,
+)
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.servers import Broker, Faults, Network, SimulatedBlobStore, served
 from tests.simulation.threads import Executors, Thread
@@ -113,6 +124,24 @@ class Clock(SystemClock):
 
     def time_ns(self) -> int:
         return super().time_ns() + self._ahead_ns
+
+
+class _Series:
+    """A metric of ``prometheus_client`` that nobody reads: counting would take a twentieth of the time."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        pass
+
+    def labels(self, *labels: object) -> _Series:
+        return self
+
+    def inc(self, amount: float = 1) -> None:
+        pass
+
+    set = observe = inc
+
+    def remove(self, *labels: object) -> None:
+        pass
 
 
 class _OfEachProcess:
@@ -213,6 +242,7 @@ class History:
                 mock.patch.object(tempfile, "tempdir", str(self._directory)),
                 mock.patch.dict(os.environ, SHARED_STATE=str(self._directory / "shared")),
                 mock.patch.object(open_job, "check_config", _checked_once()),
+                mock.patch.multiple(metrics, Counter=_Series, Gauge=_Series, Histogram=_Series),
                 mock.patch.object(downloads, "processors", return_value=2),  # the same history on every machine
                 mock.patch.object(backup, "_INLINE_SEGMENT", inline),
                 mock.patch.object(segment_batch, "LINGER_S", linger_s),
@@ -272,6 +302,10 @@ class History:
                     if owner.process.machine == machine:
                         scheduler.kill(owner.process)
                 shutil.rmtree(self._directory / machine, ignore_errors=True)
+            if scheduler.chance(f"bits rot before {number}", 0.25):
+                self._rot(machine, number)
+            if number == self._topic_is_deleted_before and not self.model.was_rescaled and not self.operators.copies:
+                self._delete_checkpoint_topic(machine, number)
             process = Process(f"owner-{number}", machine)
             config = self.config(machine, number)
             kind: type[Owner] = Driver if scheduler.chance(f"driver at {number}", self._drivers) else TaskOwner
@@ -331,6 +365,79 @@ class History:
             lose = partial(self.broker.lose_hidden_tail, longer=True)
         if self.model.may_lose(transactions) and lose(self._topic, transactions):
             self.model.lost(transactions)
+
+    @property
+    def _topic_is_deleted_before(self) -> int | None:
+        """The number of the owner before which somebody deletes the checkpoint topic; None if nobody does."""
+        decide = self.scheduler.decide
+        stays = self.stages or self._adopts or self._plugs_in or self.loses_checkpoints
+        may_be = self.tasks == 1 and not stays and decide("the checkpoint topic is deleted", 4) == 0
+        return 1 + decide("when the checkpoint topic is deleted", 3) if may_be else None
+
+    def _delete_checkpoint_topic(self, machine: str, number: int) -> None:
+        """Somebody deletes the checkpoint topic while nobody lives. No opening starts empty while anything shows that
+        there was state, until somebody permits it."""
+        for owner in self._owners:
+            self.scheduler.kill(owner.process)
+        self.scheduler.sleep(70.0)  # requests that are late have arrived, and lists are whole
+        self._look_after_servers()
+        if self._topic not in self.broker.topics:
+            return
+        self.broker.delete(self._topic)
+        self.network.happened("deleted checkpoint topic", f"somebody deletes {self._topic}")
+        for store in self.config(machine, 0).stores.values():  # nobody knows whose records a changelog has
+            if BACKENDS[1] not in store.backup_factories:
+                self.broker.topics.pop(store.changelog_topic, None)
+        self.model.begin_again()
+        prefix = f"{self._name}/"
+        had_state = any(name.startswith(prefix) for name in self.bucket.published())
+
+        def open_without_permission(config: JobConfig) -> None:
+            with StateManager(config, services=self.services) as manager, manager.open_task(TASK):
+                if had_state:
+                    raise Wrong("the job starts empty, although the blob store has published state")
+
+        def process_again(config: JobConfig) -> None:
+            with StateManager(config, services=self.services) as manager:
+                Permitted(self, manager, f"permitted {number}", self.parts).run()
+            ended.append(True)
+
+        ended: list[bool] = []
+        for run in range(30):
+            work = process_again if run else open_without_permission
+            self._in_process(f"permitted-{number}-{run}", machine, partial(self._explained, work))
+            if ended:
+                return
+        raise Wrong("nobody could start empty in 30 runs")
+
+    def _explained(self, work: Callable[[JobConfig], None], config: JobConfig) -> None:
+        """Do something that may fail, as the situation explains."""
+        try:
+            work(config)
+        except PermissionNeeded as error:
+            self.scheduler.note(f"{type(error).__name__}: {error.message}")
+        except StatemgrError as error:
+            explain(self, config, error)
+
+    def _rot(self, machine: str, number: int) -> None:
+        """One bit of a file on a machine on which nobody lives is wrong from now on."""
+        root = self._directory / machine
+        if any(owner.thread.is_alive() and owner.process.machine == machine for owner in self._owners):
+            return
+        # RocksDB, in which commands build states, draws names and sizes of its own
+        of_commands = {"rescale", "tmp"}
+        files = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
+        files = [path for path in files if of_commands.isdisjoint(path.relative_to(root).parts)]
+        if not files:
+            return
+        path = files[self.scheduler.decide(f"which file rots before {number}", len(files))]
+        times, content = path.stat(), bytearray(path.read_bytes())
+        content[self.scheduler.decide(f"byte before {number}", len(content))] ^= 1 << number % 8
+        with path.open("r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        kind = path.parent.parent.name if path.parent.parent.name in ("committed", "live", "staging") else path.name
+        self.network.happened("rotten file", f"a bit of a file of {machine} is wrong: {kind}")
 
     def _lose(self, moment: str) -> None:
         """Something is lost of one backend, while the other one has the whole state."""
@@ -578,6 +685,7 @@ class History:
             self._in_process("undo", "machine-0", partial(self.operators.go_back, "undo"))
             self._in_process("settle", "machine-0", partial(self.operators.settle, "settle"))
         self._in_process("last owner", "machine-0", self._end_well, both)
+        self._check_disk("machine-0")
         self._in_each_copy(self.operators.compare_copy)  # an opening ends the clean-up of a copy that died
         if "damaged blob" in self.seen:  # whoever reads it notices it, and the next commit stores everything again
             self._in_process(
@@ -679,6 +787,29 @@ class History:
                     store.close()
                 model.compare_state(model.position(checkpoint), found)
 
+    def _check_topic(self, log: CheckpointTopic) -> None:
+        """Of checkpoints, the topic has the retained ones alone. The next driver deletes what is left of the job."""
+        records = log.read()
+        retained = {(task, one.sequence) for task, record in records.items() for one in record.checkpoints}
+        generations = {record.layout.generation for record in records.values()}
+        keys = [codecs.decode_key(key) for generation in generations for key in log.record_keys(generation)]
+        if extra := {(key.task, key.sequence) for key in keys if key.task} - retained:
+            raise Wrong(f"the topic has records of checkpoints that are not retained: {sorted(extra)}")
+        if log.retired():
+            raise Wrong("the topic has a layout that was collected")
+
+    def _check_disk(self, machine: str) -> None:
+        """A machine on which the job was closed has the newest state of each store, perhaps another one of which a
+        snapshot is being made, and nothing of processes that died."""
+        job = self._directory / machine / self._name / "1"
+        for task, _ in self.parts:
+            for store in STORES:
+                root = job / task.replace(" ", "_") / store
+                states = [path for path in (root / "committed").iterdir() if path.is_dir()]
+                left = [path.name for part in ("live", "staging", "owners") for path in (root / part).iterdir()]
+                if len(states) > 2 or left:
+                    raise Wrong(f"{machine} has {len(states)} states of {store} of {task}, and is left with {left}")
+
     def _collect(self, config: JobConfig, *, at_peace: bool) -> None:
         with closing(self.services(config)) as services, closing(CheckpointTopic(config, services.clock)) as log:
             try:
@@ -697,6 +828,7 @@ class History:
                 raise Wrong(f"gc: missing {missing}, failed {report.failed}, expiring {report.expiring}")
             if not at_peace or any(layout.lost for layout in report.layouts):
                 return
+            self._check_topic(log)
             needed = set(find_needed_blobs(services, log, allow_no_checkpoints=False).needed)
             # the next owner of such a task removes their TTLs, or deletes them
             expiring = {one.blob_id for record in log.read().values() for one in record.current.outstanding_ttl}

@@ -270,6 +270,13 @@ class Model:
         self._went_back += 1
         self.losses += 1
 
+    def begin_again(self) -> None:
+        """The checkpoint topic is gone, and with it all that was published."""
+        self._acked, self.acks, self.tried, self._went_back_at = [0], 0, Counter({0: 1}), 0
+        self.going_back.clear()
+        self.kept.clear()
+        self._went_back += 1
+
     def expect(self, error: StatemgrError) -> None:
         """Raises: Wrong for an error that no situation explains."""
         is_of_layout = isinstance(error, LayoutMismatch) or error.where.get("key") == "job.tasks"

@@ -201,12 +201,17 @@ class Operators:
                 commands["keep"] = self._keep
             if may_rescale:
                 commands["rescale"] = self._rescale
-        if may_rescale and scheduler.chance(f"rescale after {number}", 0.04):
+        if may_rescale and scheduler.chance(f"rescale after {number}", 0.3 if self._races else 0.04):
             commands = {"rescale": self._rescale}
         elif not scheduler.chance(f"command after {number}", 0.35):
             return
         self._choose(commands, number)
         self._undo(number, f"machine-{number % 2}")
+
+    @property
+    def _races(self) -> bool:
+        """Whether two people, on two machines, rescale the job to different numbers of tasks at the same time."""
+        return self._scheduler.decide("two people rescale", 12) == 0
 
     def _choose(self, commands: Mapping[str, Command], number: int) -> None:
         """Give one of the commands."""
@@ -263,9 +268,10 @@ class Operators:
         for attempt in range(3):
             ended = list[str]()
             threads: list[tuple[Process, Thread]] = []
-            for twin in range(1 + (scheduler.decide(f"twice {name}", 2 if on_two_machines else 5) == 0)):
+            races = on_two_machines and self._races
+            for twin in range(1 + (races or scheduler.decide(f"twice {name}", 2 if on_two_machines else 5) == 0)):
                 moment = f"{name}-{attempt}{'-twin' * twin}"
-                is_elsewhere = twin and on_two_machines and scheduler.decide(f"elsewhere {moment}", 2)
+                is_elsewhere = twin and (races or (on_two_machines and scheduler.decide(f"elsewhere {moment}", 2)))
                 place = machine + _ELSEWHERE if is_elsewhere else machine
                 process = Process(moment, place)
 
@@ -548,10 +554,10 @@ class Operators:
             before = [part for _, part in history.parts]
             acked, records = [part.acked for part in before], log.read()
             wanted = self._older(moment, records)
-            plan = plan_rescale(config, records, tasks, wanted)
+            plan, is_known = plan_rescale(config, records, tasks, wanted), len(records) == len(before)
             if wanted is not None:
                 acked = [part.position(plan.targets[task]) for task, part in history.parts]
-            self._is_next, model.was_rescaled = len(records) == len(before), True
+            self._is_next, model.was_rescaled = is_known, True
             self._may_undo = False  # what this leaves of the next changelogs stops an undo
             if history.adds_partitions and tasks > history.broker.partitions(TOPIC):
                 history.broker.add_partitions(TOPIC, tasks)
@@ -581,7 +587,8 @@ class Operators:
                 if offset >= offsets.get(source, 0) and not is_in(row.key or b"", number, tasks):
                     raise Wrong(f"rescaled, and {source} has a row at {offset} with a key of another task")
         for part, at_least in zip(before, acked, strict=True):
-            is_older = part.at(offsets) < min(at_least, part.acked, *part.going_back)
+            # one that was given at the same time may have gone back first
+            is_older = is_known and part.at(offsets) < min(at_least, part.acked, *part.going_back)
             if is_older or (wanted is not None and part.at(offsets) != at_least):
                 raise Wrong(f"rescaled at {offsets}, but {at_least} of {part.source} was acknowledged before")
             if part.tried[part.at(offsets)] < 1:

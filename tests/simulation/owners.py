@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from statemgr import JobConfig, StateManager
@@ -195,13 +196,22 @@ class LastOwner(TaskOwner):
 class Levelling(TaskOwner):
     """Opens a task, and commits it at the end of its input."""
 
+    #: what somebody permits the opening
+    _permissions: Mapping[str, bool] = MappingProxyType({})
+
     def run(self) -> None:
         acked = self._model.acked
-        with self._manager.open_task(self._task) as task:
+        with self._manager.open_task(self._task, **self._permissions) as task:
             at = Reached(self._model, self._model.compare(task.last_checkpoint, task, acked))
             self._change_some(task, at, self._history.end(self._model.source) - at.position)
             with self._model.committing(at.position):
                 task.commit({self._model.source: at.position})
+
+
+class Permitted(Levelling):
+    """Processes all input again, because somebody permits that the task starts empty."""
+
+    _permissions = MappingProxyType({"allow_empty_start": True, "overwrite_changelog": True})
 
 
 class LoopMember(Owner):
@@ -337,13 +347,13 @@ def live(
                         kind(history, manager, f"{process.name} {life}", parts).run()
                     return
                 except StatemgrError as error:
-                    _explain(history, config, error)
+                    explain(history, config, error)
                 history.scheduler.sleep(1.0)
     except StatemgrError as error:
-        _explain(history, config, error)
+        explain(history, config, error)
 
 
-def _explain(history: History, config: JobConfig, error: StatemgrError) -> None:
+def explain(history: History, config: JobConfig, error: StatemgrError) -> None:
     """Raises: Wrong for an error that no situation explains."""
     history.scheduler.note(f"{type(error).__name__}: {error.message}")
     history.expect(error, config)

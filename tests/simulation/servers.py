@@ -87,7 +87,7 @@ class Network:
         if scheduler.chance(f"kill {moment}", process.danger * (self.faults.kill if kill is None else kill)):
             self.happened("kill", f"dies at {what}")
             scheduler.kill(process)
-        is_fence = what == "init-transactions" and process.name.startswith("keep-")
+        is_fence = what == "init-transactions" and process.name.startswith(("keep-", "rescale-"))
         if scheduler.chance(f"pause {moment}", self.faults.pause * (_BEFORE_A_FENCE if is_fence else 1)):
             seconds = (3, 20, 90, 700)[scheduler.decide(f"pause for {moment}", 4)]
             self.happened("pause", f"is suspended at {what} for {seconds} s")
@@ -520,6 +520,10 @@ class SimulatedBlobStore(MemoryBlobStore):
     def names(self) -> set[str]:
         """All blobs that exist."""
         return set(self._space.blobs)
+
+    def published(self) -> set[str]:
+        """Those that have no TTL."""
+        return {name for name, (_, info) in self._space.blobs.items() if info.expires_ms is None}
 
     def lose(self, blob_id: str) -> None:
         """Somebody deletes a blob."""

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from greenlet import greenlet
+from xxhash import xxh3_128
 
 #: A path that an error names. Each run has a temporary directory with another name.
 _PATH = re.compile(r"(?<==)/[^\s\],]*")
@@ -112,7 +113,7 @@ class Turns:
         self.turns = 0
         #: called before an operation on files, with its name
         self.before_file: Callable[[str], None] = lambda name: None
-        self._digest = blake2b(digest_size=16)
+        self._digest = xxh3_128()
         #: what called :meth:`_take_turns`
         self._caller: greenlet | None = None
         self._error: BaseException | None = None
@@ -143,7 +144,7 @@ class Turns:
 
     def trace(self, text: str) -> None:
         """Make ``text`` a part of the fingerprint, but not of the story."""
-        self._digest.update(f"{self.now:.6f} {text}\n".encode())
+        self._digest.update(f"{self.turns} {text}\n".encode())
 
     def fingerprint(self) -> str:
         """What all notes and turns of the history so far have in common with no other history."""
@@ -238,9 +239,10 @@ class Turns:
             self.fail(Stuck(f"{MOST_TURNS} turns: a thread never waits"))
             return None
         while True:
-            able = [t for t in self._ready if t.process.alive and t.process.paused_until <= self.now]
-            if len(able) < len(self._ready):
-                self._ready = [t for t in self._ready if t.process.alive]
+            ready, now = self._ready, self.now
+            able = [t for t in ready if t.process.alive and t.process.paused_until <= now]
+            if len(able) < len(ready):
+                self._ready = [t for t in ready if t.process.alive]
             if able:
                 chosen = able[int(self._random.random() * len(able))] if len(able) > 1 else able[0]
                 self._ready.remove(chosen)

@@ -3,7 +3,7 @@
 Steps:
 
 1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
-2. fence the job, and check that nobody has changed the layout since
+2. fence the job, check that nobody has changed the layout since, and create the changelogs that the layout lacks
 3. look at the backups of its last checkpoints, and fill those that are damaged
 4. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
    and kept checkpoints; delete its old records, and retire the layout that was current. Publish nothing if the layout
@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
-from statemgr.errors import LayoutMismatch, MissingBlob, MissingState
+from statemgr.errors import LayoutMismatch, MissingBlob, MissingState, PermissionNeeded
 from statemgr.flows.committing.commit import CommitBase, Refill
 from statemgr.flows.committing.publish import publish_now
 from statemgr.flows.opening.open_job import JobTopics, guard_targets
@@ -29,6 +30,7 @@ from statemgr.flows.published import Published, common_batch, common_serdes
 from statemgr.flows.replaced_layouts import find_layout
 from statemgr.flows.rollback import Rollback, check_sources, plan_rollback, prepare_rollback
 from statemgr.flows.upkeep import Found, find_damage
+from statemgr.kafka.topics import TopicAdmin, changelog_topic_specs
 from statemgr.logs import counted
 from statemgr.model.checkpoint import Attachment, ChangelogMarker, Checkpoint, CheckpointRecord, Layout
 from statemgr.model.commit import PreparedCommit
@@ -149,16 +151,21 @@ def undo(
     """Make an earlier layout current again (see :func:`plan_undo`), at its last checkpoint.
 
     Returns: what was done, and task → its new checkpoint. Raises: as :func:`plan_undo`; TopicMisconfigured if an old
-    changelog is gone; MissingState, CorruptError if nothing can supply a state; FencedError, RetryableError,
-    OutcomeUnknownError as :func:`rescale`.
+    changelog is gone; PermissionNeeded if the name of a new one is taken; MissingState, CorruptError if nothing can
+    supply a state; FencedError, RetryableError, OutcomeUnknownError as :func:`rescale`.
     """
     plan = plan_undo(services.config, log, checkpoint_id)
     with closing(open_new(plan.new_config)) as new:
-        JobTopics(new).ensure(allow_empty_start=False)
+        _left(new, plan)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, _find(services.config, log, checkpoint_id, plan.before)
             if plan.retired != looked.retired:
                 raise overtaken(services.config)
+            for name in _left(new, plan):
+                with TopicAdmin(new.config, new.clock) as admin:
+                    admin.delete(name)
+                    admin.wait_until_gone(name)
+            JobTopics(new).ensure(allow_empty_start=False)
             brought_back = plan.records
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
@@ -183,6 +190,30 @@ def undo(
             batch = common_batch(plan.targets.values())
             publish_now(owner, "the new layout", commits, batch=batch, evict=False)
     return plan, published.checkpoints
+
+
+def _left(new: Services, plan: UndoPlan) -> Mapping[str, int]:
+    """The changelogs to come that a command to another number of tasks has made and left → their partitions. No layout
+    has used them, and after the fence nobody does.
+
+    Raises: PermissionNeeded for one with records; UnavailableError, AccessDenied.
+    """
+    markers = (one.marker(KAFKA_CHANGELOG, store) for one in plan.targets.values() for store in new.config.stores)
+    used = {marker.topic for marker in markers if isinstance(marker, ChangelogMarker)}
+    made = [spec for spec in changelog_topic_specs(new.config) if spec.name not in used]
+    with TopicAdmin(new.config, new.clock) as admin:
+        found = {name: len(topic.partitions) for name, topic in admin.describe([spec.name for spec in made]).items()}
+    left = {name: partitions for name, partitions in found.items() if partitions != new.config.tasks}
+    changelog = new.changelog()
+    for name, partitions in left.items():
+        for partition in range(partitions):
+            if count_records(changelog, name, partition, *changelog.bounds(name, partition)) is not None:
+                raise PermissionNeeded(
+                    f"topic {name} is to be the new changelog, and has records for {counted(partitions, 'task')}",
+                    hint="delete the topic if nobody needs it, and run this again",
+                    topic=name,
+                )
+    return left
 
 
 def look(new: Services, plan: UndoPlan) -> Mapping[str, Found]:

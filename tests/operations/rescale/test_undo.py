@@ -20,6 +20,7 @@ from statemgr.errors import (
     FencedError,
     LayoutMismatch,
     MissingError,
+    PermissionNeeded,
     RetryableError,
     UnavailableError,
 )
@@ -440,3 +441,31 @@ def test_the_look_before_an_undo(job: Job, tmp_path: Path) -> None:
     assert "warning: the job may be unable to read its input: orders-0 ends at offset 0" in told
     assert "warning: a consumer loop will refuse its input: orders has 2 partitions" in told
     assert "warning: blob-store has lost state of totals of Partition 0" in told
+
+
+@pytest.mark.parametrize("written", [None, "aborted", "committed"])
+def test_the_changelog_of_an_undo_to_another_layout(job: Job, written: str | None) -> None:
+    """Somebody begins to go back to a layout of one task, which creates its new changelog and dies, and then goes back
+    to one of two tasks. The changelog is made again, unless somebody has written to it for good."""
+    both = {"task.backup.factories": ["blob-store", "kafka-changelog"]}
+    job.rescale()
+    job.config = job.in_force()
+    job.rescale(4)
+    job.config = JobConfig.from_mapping(job.in_force().to_mapping(), both)
+    topic = job.work(job.config, lambda _, log: undoing.plan_undo(job.config, log)).changes[
+        "stores.totals.changelog.topic"
+    ]
+    broker = job.servers.broker
+    broker.create(topic, 1, {"cleanup.policy": "compact"})
+    if written is not None:
+        owner = ("somebody", broker.fence("somebody", 60_000))
+        broker.append(topic, 0, b"a", b"1", owner=owner)
+        broker.finish("somebody", owner[1], committed=written == "committed")
+    if written == "committed":
+        with pytest.raises(PermissionNeeded, match="has records for 1 task"):
+            job.undo(job.config)
+        assert job.tasks() == {4}
+        return
+    job.undo(job.config)
+    assert job.tasks() == {2}
+    assert len(broker.topic(topic).logs) == 2

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import statemgr.engine.task as engine_task
+import statemgr.flows.opening.open_job as open_job
+import statemgr.flows.opening.opening_checks as opening_checks
 import statemgr.flows.opening.restore as restoring
 import statemgr.local.directories as local_directories
 import statemgr.local.shared_directories as shared_directories
@@ -133,6 +135,15 @@ def directories_in_use_are_removed() -> Patches:
 def a_full_disk_has_no_type() -> Patches:
     """The comparison of two backends ends with an error of the operating system when the disk is full."""
     return [patch(verifying, "disk_errors", lambda path: nullcontext())]
+
+
+@known
+def a_lost_topic_is_an_empty_start() -> Patches:
+    """A job whose checkpoint topic was deleted starts empty, although blobs or this machine show that it had state."""
+    return [
+        patch(open_job, "refuse_lost_job", lambda services: None),
+        patch(opening_checks, "_state_of_task", lambda *args: None),
+    ]
 
 
 @known
