@@ -795,8 +795,6 @@ class History:
         keys = [codecs.decode_key(key) for generation in generations for key in log.record_keys(generation)]
         if extra := {(key.task, key.sequence) for key in keys if key.task} - retained:
             raise Wrong(f"the topic has records of checkpoints that are not retained: {sorted(extra)}")
-        if log.retired():
-            raise Wrong("the topic has a layout that was collected")
 
     def _check_disk(self, machine: str) -> None:
         """A machine on which the job was closed has the newest state of each store, perhaps another one of which a

@@ -514,12 +514,14 @@ class Operators:
             else:
                 chosen = record.checkpoints[self._scheduler.decide(f"checkpoint of {moment}", len(record.checkpoints))]
                 wanted, is_kept = str(chosen.checkpoint_id), True
-            model.kept.discard(wanted)
+            # tasks whose checkpoints were published together have one with the same ID
+            for _, part in parts:
+                part.kept.discard(wanted)
             keep(services, log, JobTopics(services), wanted, is_kept=is_kept)
+            for _, part in parts:  # somebody may have kept it meanwhile
+                part.kept.discard(wanted)
             if is_kept:
                 model.kept.add(wanted)
-            else:
-                model.kept.discard(wanted)  # somebody may have kept it meanwhile
             self._scheduler.note(f"{'keeps' if is_kept else 'keeps no longer'} {wanted}")
 
     def _adopt(self, moment: str, config: JobConfig) -> None:
