@@ -149,6 +149,8 @@ class FileBlobStore:
         failed: dict[str, StatemgrError] = {}
         for parent, group in groupby(sorted(blob_ids, key=_parent), _parent):
             found = list(group)
+            for blob_id in found:
+                check_blob_id(blob_id)
             try:
                 with translated(parent):
                     failed |= self._delete(parent.split("/") if parent else [], found)
