@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,20 @@ def without(operation: str, directory: Path) -> Path:
             (directory / path.name).symlink_to(path)
     shutil.rmtree(directory / "statemgr" / "operations" / operation)
     shutil.rmtree(directory / "tests" / "operations" / operation, ignore_errors=True)
+    _leave_out_its_users(directory, operation)
     return directory
+
+
+def _leave_out_its_users(directory: Path, operation: str) -> None:
+    """Delete tests that use the operation too, and those that import such a test."""
+    sources = {path: path.read_text() for path in (directory / "tests").rglob("*.py") if path.name != "conftest.py"}
+    gone = [re.compile(rf"^(from|import) statemgr\.operations\.{operation}\b", re.MULTILINE)]
+    for imports in gone:
+        for path in [path for path, text in sources.items() if imports.search(text)]:
+            del sources[path]
+            path.unlink()
+            parent, name = ".".join(path.relative_to(directory).parent.parts), path.stem
+            gone.append(re.compile(rf"^from {parent}(\.{name} import| import (.*, )?{name})\b", re.MULTILINE))
 
 
 def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
