@@ -156,16 +156,18 @@ def undo(
     """
     plan = plan_undo(services.config, log, checkpoint_id)
     with closing(open_new(plan.new_config)) as new:
-        _left(new, plan)
+        if not _left(new, plan):
+            JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, _find(services.config, log, checkpoint_id, plan.before)
             if plan.retired != looked.retired:
                 raise overtaken(services.config)
-            for name in _left(new, plan):
+            if left := _left(new, plan):
                 with TopicAdmin(new.config, new.clock) as admin:
-                    admin.delete(name)
-                    admin.wait_until_gone(name)
-            JobTopics(new).ensure(allow_empty_start=False)
+                    for name in left:
+                        admin.delete(name)
+                        admin.wait_until_gone(name)
+                JobTopics(new).ensure(allow_empty_start=False)
             brought_back = plan.records
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
@@ -194,7 +196,7 @@ def undo(
 
 def _left(new: Services, plan: UndoPlan) -> Mapping[str, int]:
     """The changelogs to come that a command to another number of tasks has made and left → their partitions. No layout
-    has used them, and after the fence nobody does.
+    has used them. A rescale that fills one now notices that it was made again.
 
     Raises: PermissionNeeded for one with records; UnavailableError, AccessDenied.
     """

@@ -22,6 +22,7 @@ from statemgr.errors import (
     MissingError,
     PermissionNeeded,
     RetryableError,
+    TopicMisconfigured,
     UnavailableError,
 )
 from statemgr.flows import replaced_layouts
@@ -469,3 +470,21 @@ def test_the_changelog_of_an_undo_to_another_layout(job: Job, written: str | Non
     job.undo(job.config)
     assert job.tasks() == {2}
     assert len(broker.topic(topic).logs) == 2
+
+
+def test_an_undo_that_is_refused_stops_nobody(job: Job) -> None:
+    """The changelog of the old layout has lost its settings. Who runs the job goes on."""
+    both = {"task.backup.factories": ["blob-store", "kafka-changelog"]}
+    job.config = JobConfig.from_mapping(job.config.to_mapping(), both)
+    with job.servers.manager(job.config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        task.store("totals").put(b"b", b"2")
+        task.commit({"orders-0": 2})
+    old = job.config.stores["totals"].changelog_topic
+    job.rescale()
+    new = job.in_force()
+    job.servers.broker.configure(old, {"cleanup.policy": "delete"})
+    with job.servers.manager(new, "kafka-partition") as manager, manager.open_task(TASK) as task:
+        with pytest.raises(TopicMisconfigured):
+            job.undo(new)
+        task.store("totals").put(b"b", b"3")
+        task.commit({"orders-0": 3})
