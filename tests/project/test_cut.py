@@ -46,7 +46,7 @@ def without(operation: str, directory: Path) -> Path:
 def _leave_out_its_users(directory: Path, operation: str) -> None:
     """Delete tests that use the operation too, and those that import such a test."""
     sources = {path: path.read_text() for path in (directory / "tests").rglob("*.py") if path.name != "conftest.py"}
-    gone = [re.compile(rf"^(from|import) statemgr\.operations\.{operation}\b", re.MULTILINE)]
+    gone = [re.compile(rf"^(from|import) (statemgr|tests)\.operations\.{operation}\b", re.MULTILINE)]
     for imports in gone:
         for path in [path for path, text in sources.items() if imports.search(text)]:
             del sources[path]

@@ -96,6 +96,7 @@ class Turns:
         self, seed: int | str, start_s: float = 1_704_067_200.0, *, quiet: frozenset[str] = frozenset()
     ) -> None:
         self.seed = str(seed)
+        self._decision = blake2b(f"{seed}/".encode(), digest_size=8)
         self._quiet = quiet
         self.events: list[str] = []
         self.start_s = start_s
@@ -122,8 +123,9 @@ class Turns:
 
     def decide(self, what: str, of: int) -> int:
         """A number from 0 to ``of`` - 1, by the seed and by what is decided. Other decisions do not change it."""
-        digest = blake2b(f"{self.seed}/{what}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % of
+        digest = self._decision.copy()
+        digest.update(what.encode())
+        return int.from_bytes(digest.digest(), "big") % of
 
     def chance(self, what: str, probability: float) -> bool:
         """Whether something happens that happens with this probability."""
