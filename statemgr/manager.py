@@ -20,7 +20,7 @@ from statemgr.errors import ClosedError, InvalidError, MissingState, StatemgrErr
 from statemgr.flows.committing.commit import Refill
 from statemgr.flows.opening.open_job import JobTopics
 from statemgr.flows.owner import always
-from statemgr.ids import source_topic
+from statemgr.ids import source_topic, task_name
 from statemgr.kafka.checkpoint_topic import CheckpointTopic
 from statemgr.kafka.input_topics import InputTopics, TaskInputs
 from statemgr.local.shared_directories import Scratch
@@ -65,6 +65,10 @@ class StateManager:
         self.config = config
         self.layout = Layout(1, config.tasks, partitioner)
         self._services = made = services(config)
+        with Closing() as undo:
+            undo.callback(made.close)
+            made.task_directory(task_name(0))  # a process that cannot keep state here fences nobody
+            undo.pop_all()
         self.clock, self.executors = made.clock, made.executors
         self._log = CheckpointTopic(config, made.clock, owned=True)
         self.metrics = Metrics(

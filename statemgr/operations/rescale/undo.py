@@ -3,7 +3,7 @@
 Steps:
 
 1. read the topic, and find the layout that was current before, or the one that retains a given checkpoint
-2. fence the job, check that nobody has changed the layout since, and create the changelogs that the layout lacks
+2. create the changelogs that the layout lacks, fence the job, and check that nobody has changed the layout since
 3. look at the backups of its last checkpoints, and fill those that are damaged
 4. in one transaction, publish the last checkpoint of each of its tasks under a new generation, with its other retained
    and kept checkpoints; delete its old records, and retire the layout that was current. Publish nothing if the layout
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from statemgr.backends.changelog.integrity import count_records
 from statemgr.config import JobConfig
 from statemgr.config.factories import KAFKA_CHANGELOG
 from statemgr.errors import LayoutMismatch, MissingBlob, MissingState, PermissionNeeded
@@ -156,18 +155,12 @@ def undo(
     """
     plan = plan_undo(services.config, log, checkpoint_id)
     with closing(open_new(plan.new_config)) as new:
-        if not _left(new, plan):
-            JobTopics(new).ensure(allow_empty_start=False)
+        _refuse_left(new, plan)
+        JobTopics(new).ensure(allow_empty_start=False)
         with Owner.take(new, log, tasks=max(plan.before.tasks, plan.after.tasks)) as owner:
             looked, plan = plan, _find(services.config, log, checkpoint_id, plan.before)
             if plan.retired != looked.retired:
                 raise overtaken(services.config)
-            if left := _left(new, plan):
-                with TopicAdmin(new.config, new.clock) as admin:
-                    for name in left:
-                        admin.delete(name)
-                        admin.wait_until_gone(name)
-                JobTopics(new).ensure(allow_empty_start=False)
             brought_back = plan.records
             plan = replace(plan, records=_with_output(new, plan.records))
             epoch = new.ids.epoch(max(record.current.epoch for record in plan.current.values()))
@@ -194,28 +187,24 @@ def undo(
     return plan, published.checkpoints
 
 
-def _left(new: Services, plan: UndoPlan) -> Mapping[str, int]:
-    """The changelogs to come that a command to another number of tasks has made and left → their partitions. No layout
-    has used them. A rescale that fills one now notices that it was made again.
+def _refuse_left(new: Services, plan: UndoPlan) -> None:
+    """A command for another number of tasks may have made a changelog of this name, and died. It is not deleted here:
+    this process may be suspended until another one has filled it.
 
-    Raises: PermissionNeeded for one with records; UnavailableError, AccessDenied.
+    Raises: PermissionNeeded for such a changelog; UnavailableError, AccessDenied.
     """
     markers = (one.marker(KAFKA_CHANGELOG, store) for one in plan.targets.values() for store in new.config.stores)
     used = {marker.topic for marker in markers if isinstance(marker, ChangelogMarker)}
-    made = [spec for spec in changelog_topic_specs(new.config) if spec.name not in used]
+    made = [spec.name for spec in changelog_topic_specs(new.config) if spec.name not in used]
     with TopicAdmin(new.config, new.clock) as admin:
-        found = {name: len(topic.partitions) for name, topic in admin.describe([spec.name for spec in made]).items()}
-    left = {name: partitions for name, partitions in found.items() if partitions != new.config.tasks}
-    changelog = new.changelog()
-    for name, partitions in left.items():
-        for partition in range(partitions):
-            if count_records(changelog, name, partition, *changelog.bounds(name, partition)) is not None:
+        for name, found in admin.describe(made).items():
+            if (partitions := len(found.partitions)) != new.config.tasks:
                 raise PermissionNeeded(
-                    f"topic {name} is to be the new changelog, and has records for {counted(partitions, 'task')}",
+                    f"topic {name} is to be the new changelog, and has {counted(partitions, 'partition')} instead of "
+                    f"{new.config.tasks}: a command for another number of tasks may have left it",
                     hint="delete the topic if nobody needs it, and run this again",
                     topic=name,
                 )
-    return left
 
 
 def look(new: Services, plan: UndoPlan) -> Mapping[str, Found]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from statemgr import StateManager
-from statemgr.errors import StatemgrError
+from statemgr.errors import InvalidError, StatemgrError
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr.wiring import open_services
 from tests.commits import TASK
@@ -85,3 +85,15 @@ def test_a_file_in_place_of_the_directory_itself(servers: MemoryServers, tmp_pat
     with closing(open_services(config)) as services, pytest.raises(StatemgrError, match=r"cannot use state\.dir"):
         services.task_directory(TASK)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_process_that_cannot_keep_state_here_fences_nobody(servers: MemoryServers) -> None:
+    """The directory of the job is a link to a larger disk. The start is refused, and who runs the job goes on."""
+    here, there = (servers.on_disk(servers.config, machine) for machine in ("here", "there"))
+    (there.state_dir / "larger").mkdir(parents=True)
+    (there.state_dir / "orders").symlink_to(there.state_dir / "larger")
+    with StateManager(here, services=servers.services) as manager, manager.open_task(TASK) as task:
+        with pytest.raises(InvalidError, match="something else"):
+            StateManager(there, services=servers.services)
+        task.store("totals").put(b"a", b"1")
+        task.commit({"orders-0": 1})
