@@ -799,6 +799,34 @@ def test_contradictory_settings(uri: str, more: dict[str, str], message: str, mo
     assert not more or more["connection.string"] not in repr(config)
 
 
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://azurite.blob.svc.cluster.local:10000/acc1",
+        "https://eu.blob.example.com",
+        "https://acc1.blob.core.windows.net/",
+        "https://ACC1.blob.core.windows.net",
+        "https://acc1.z01.blob.storage.azure.net",
+        "https://acc1-secondary.blob.core.windows.net",
+    ],
+)
+@pytest.mark.parametrize("name", ["acc1", "ACC1"])
+def test_an_endpoint_that_is_not_of_another_account(endpoint: str, name: str) -> None:
+    """The host of a domain or an emulator says nothing about the account. Names have no case, and an account has an
+    endpoint for reading in its second region."""
+    for uri in ("az://container/x", "abfss://c123@acc1.dfs.core.windows.net/x"):
+        for given in (f"AccountName={name};AccountKey=a2V5", "SharedAccessSignature=sig=a"):
+            settings = {
+                "blob.store.uri": uri,
+                "blob.store.azure.connection.string": f"{given};BlobEndpoint={endpoint}",
+                "blob.store.azure.account": name,
+            }
+            blobs = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
+            assert isinstance(blobs, AzureBlobStore)
+            assert blobs._url("x").startswith(endpoint)
+            blobs.close()
+
+
 def test_a_proxy_without_a_scheme_is_asked_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """The S3 client takes it like this, too."""
     monkeypatch.setenv("HTTPS_PROXY", "user:pass@127.0.0.1:3128")
