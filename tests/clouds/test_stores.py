@@ -180,6 +180,23 @@ def test_a_bucket_that_does_not_exist(cloud: CloudServer) -> None:
     blobs.close()
 
 
+@pytest.mark.parametrize("cloud", ["gcs"], indirect=True)
+def test_an_upload_to_a_missing_bucket_is_answered_without_json(
+    cloud: CloudServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google's endpoint of uploads may answer in plain text, as an ingress does. A listing tells them apart."""
+    with through(cloud) as (proxy, _):
+        blobs = opened(replace(cloud, endpoint=proxy.endpoint, bucket="missing-bucket"))
+        proxy.faults = [Fault("POST", answer=(404, PAGE), times=9)]
+        for whole in (store.WHOLE, 0):
+            monkeypatch.setattr(store, "WHOLE", whole)
+            proxy.requests.clear()
+            with pytest.raises(AccessDenied, match="create the bucket"):
+                undecorated(blobs).put("a", b"x", ttl_days=3)
+            assert [method for method, _ in proxy.requests] == ["POST", "GET"]
+        blobs.close()
+
+
 def test_what_a_closed_store_says(cloud: CloudServer) -> None:
     """A request after the close fails at once."""
     blobs = opened(cloud, **{"blob.store.retry.policy.max.retries": 0})
