@@ -91,6 +91,7 @@ class FileBlobStore:
                         os.unlink(name, dir_fd=directory)
                         raise
             except FileExistsError:
+                # also of the same file: a repeated link, or a copy that somebody has published
                 raise file_tree.exists_error(directory, blob_id) from None
             except OSError as error:
                 if error.errno not in CANNOT_LINK:

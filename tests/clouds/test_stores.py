@@ -180,6 +180,23 @@ def test_a_bucket_that_does_not_exist(cloud: CloudServer) -> None:
     blobs.close()
 
 
+@pytest.mark.parametrize("cloud", ["gcs"], indirect=True)
+def test_an_upload_to_a_missing_bucket_is_answered_without_json(
+    cloud: CloudServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google's endpoint of uploads may answer in plain text, as an ingress does. A listing tells them apart."""
+    with through(cloud) as (proxy, _):
+        blobs = opened(replace(cloud, endpoint=proxy.endpoint, bucket="missing-bucket"))
+        proxy.faults = [Fault("POST", answer=(404, PAGE), times=9)]
+        for whole in (store.WHOLE, 0):
+            monkeypatch.setattr(store, "WHOLE", whole)
+            proxy.requests.clear()
+            with pytest.raises(AccessDenied, match="create the bucket"):
+                undecorated(blobs).put("a", b"x", ttl_days=3)
+            assert [method for method, _ in proxy.requests] == ["POST", "GET"]
+        blobs.close()
+
+
 def test_what_a_closed_store_says(cloud: CloudServer) -> None:
     """A request after the close fails at once."""
     blobs = opened(cloud, **{"blob.store.retry.policy.max.retries": 0})
@@ -797,6 +814,34 @@ def test_contradictory_settings(uri: str, more: dict[str, str], message: str, mo
         open_raw_blob_store(config, SystemClock())
     assert "a2V5" not in str(caught.value)
     assert not more or more["connection.string"] not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://azurite.blob.svc.cluster.local:10000/acc1",
+        "https://eu.blob.example.com",
+        "https://acc1.blob.core.windows.net/",
+        "https://ACC1.blob.core.windows.net",
+        "https://acc1.z01.blob.storage.azure.net",
+        "https://acc1-secondary.blob.core.windows.net",
+    ],
+)
+@pytest.mark.parametrize("name", ["acc1", "ACC1"])
+def test_an_endpoint_that_is_not_of_another_account(endpoint: str, name: str) -> None:
+    """The host of a domain or an emulator says nothing about the account. Names have no case, and an account has an
+    endpoint for reading in its second region."""
+    for uri in ("az://container/x", "abfss://c123@acc1.dfs.core.windows.net/x"):
+        for given in (f"AccountName={name};AccountKey=a2V5", "SharedAccessSignature=sig=a"):
+            settings = {
+                "blob.store.uri": uri,
+                "blob.store.azure.connection.string": f"{given};BlobEndpoint={endpoint}",
+                "blob.store.azure.account": name,
+            }
+            blobs = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
+            assert isinstance(blobs, AzureBlobStore)
+            assert blobs._url("x").startswith(endpoint)
+            blobs.close()
 
 
 def test_a_proxy_without_a_scheme_is_asked_by_http(monkeypatch: pytest.MonkeyPatch) -> None:

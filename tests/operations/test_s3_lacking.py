@@ -16,13 +16,13 @@ from statemgr.blobs import BlobExists, open_blob_store, open_raw_blob_store
 from statemgr.blobs.s3 import abilities, copying
 from statemgr.blobs.s3.store import S3BlobStore
 from statemgr.cli.main import cli
-from statemgr.errors import AccessDenied, InvalidError
+from statemgr.errors import AccessDenied, InvalidError, UnavailableError
 from statemgr.health.checks import Finding, Report, check_blobs
 from statemgr.local.machine import SystemClock
 from statemgr.ports import BlobStore, list_blobs
 from statemgr.testing.conformance import BlobStoreSuite
 from tests.commits import TASK, write
-from tests.core.integration.s3_proxy import Answer, Fault, S3Proxy, error_body
+from tests.core.integration.s3_proxy import PAGE, Answer, Fault, S3Proxy, error_body
 from tests.jobs import job_mapping, with_changes
 from tests.servers import KafkaServer, S3Server
 
@@ -100,6 +100,22 @@ class TestWithoutTags(BlobStoreSuite):
         store = open_raw_blob_store(JobConfig.from_mapping({"job.name": "orders", **settings}), SystemClock())
         yield store
         store.close()
+
+
+def test_a_page_of_an_ingress_gives_no_ttl_back(proxy: LackingProxy, settings: dict[str, object]) -> None:
+    """FAULTS 8: an ingress answers 404 in place of the server when the store looks for the record of a published blob.
+    The blob has no TTL all the same, and the request is repeated."""
+    proxy.lacks = TAGS
+    store = opened(settings)
+    store.put("orders/1/a", b"x", ttl_days=30)
+    assert store.stat("orders/1/a").expires_ms is not None
+    store.remove_ttl("orders/1/a")
+    proxy.faults = [Fault(method, ".a.kept", times=9, answer=(404, PAGE)) for method in ("HEAD", "GET")]
+    with pytest.raises(UnavailableError, match="404 without"):
+        store.stat("orders/1/a")
+    proxy.faults = [Fault(method, ".a.kept", answer=(404, PAGE)) for method in ("HEAD", "GET")]
+    assert store.stat("orders/1/a").expires_ms is None
+    store.close()
 
 
 @pytest.mark.parametrize("refusal", [NOT_IMPLEMENTED, UNSUPPORTED, NAMELESS], ids=["501", "400", "no body"])

@@ -342,9 +342,12 @@ def _place(uri: str, account: str) -> tuple[str, str, str]:
 
 
 def _accounts(fields: Mapping[str, str]) -> list[str]:
-    """The accounts that a connection string names: by its name, and by the host of an endpoint of Azure's own."""
-    own = re.match(r"https?://([\w-]+)\.[^/]*\bblob\.", fields.get("blobendpoint", ""))
-    return [*filter(None, (fields.get("accountname"), own and own[1]))]
+    """The accounts that a connection string names, in lower case: by its name, and by the host of an endpoint of
+    Azure's own, which may be that of the account's second region."""
+    own = re.match(
+        r"https?://(\w+)(-secondary)?\.([\w-]+\.)?blob\.(core|storage\.azure)\.", fields.get("blobendpoint", ""), re.I
+    )
+    return [name.lower() for name in (fields.get("accountname"), own and own[1]) if name]
 
 
 def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
@@ -357,7 +360,7 @@ def open_store(uri: str, config: JobConfig, clock: Clock) -> AzureBlobStore:
     account, container, prefix = _place(
         uri, str(settings.get("account") or next(iter(named), "") or os.environ.get("AZURE_STORAGE_ACCOUNT") or "")
     )
-    if any(name != account for name in named):
+    if any(name != account.lower() for name in named):
         raise ConfigError(
             f"the blobs are in the account {account}, and the connection string is of another one",
             hint="correct blob.store.azure.account, blob.store.uri, or the connection string (or the variable "

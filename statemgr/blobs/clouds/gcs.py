@@ -93,18 +93,16 @@ class GcsBlobStore(CloudBlobStore):
         ).encode()
         end = f"\r\n--{boundary}--\r\n".encode()
         body = _Framed(begin, stream, end)
-        self._http.ask(
-            "POST", self._upload_url("multipart", key),
-            {"Content-Type": f"multipart/related; boundary={boundary}"}, cast("IO[bytes]", body),
-            size=len(begin) + size + len(end), what="put", blob=blob_id,
+        self._upload(
+            "multipart", key, {"Content-Type": f"multipart/related; boundary={boundary}"}, cast("IO[bytes]", body),
+            len(begin) + size + len(end), blob_id,
         )  # fmt: skip
 
     def _send_pieces(self, key: str, stream: IO[bytes], size: int, digest: str, ttl_days: int | None) -> None:
         blob = key.removeprefix(self._prefix)
-        begun = self._http.ask(
-            "POST", self._upload_url("resumable", key),
-            {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Length": str(size)},
-            self._resource(key, digest, ttl_days).encode(), what="put", accept=(200, 201), blob=blob,
+        begun = self._upload(
+            "resumable", key, {"Content-Type": "application/json; charset=UTF-8", "X-Upload-Content-Length": str(size)},
+            self._resource(key, digest, ttl_days).encode(), None, blob,
         )  # fmt: skip
         # the session's own address may name a host that is not reachable from here
         session = re.search(r"[?&]upload_id=([^&]+)", begun.headers.get("Location", ""))
@@ -119,6 +117,18 @@ class GcsBlobStore(CloudBlobStore):
             kept = answer.headers.get("Range")
             if answer.status == _INCOMPLETE and (sent == size or kept not in (None, f"bytes=0-{sent - 1}")):
                 raise UnavailableError("the server has not stored all of the blob", bucket=self._bucket, blob=blob)
+
+    def _upload(
+        self, kind: str, key: str, headers: Mapping[str, str], body: bytes | IO[bytes], size: int | None, blob_id: str
+    ) -> Answer:
+        url = self._upload_url(kind, key)
+        try:
+            return self._http.ask("POST", url, headers, body, size=size, what="put", accept=(200, 201), blob=blob_id)
+        except MissingBlob as missing:
+            self._page(self._prefix + self._own, None, 1)  # tells a missing bucket from the answer of a proxy
+            raise UnavailableError(
+                "the server does not find a bucket that it has", bucket=self._bucket, blob=blob_id
+            ) from missing
 
     def _upload_url(self, kind: str, key: str) -> str:
         query = urlencode({"uploadType": kind, "name": key, "ifGenerationMatch": 0, "fields": "size"})
@@ -352,9 +362,10 @@ def meaning(answer: Answer, what: str, where: Mapping[str, str]) -> StatemgrErro
     if status in (404, 410):
         if what == "piece":  # the upload is gone, and begins again
             return UnavailableError(text, **where)
-        if not code and what != "get":  # the answer to a GET is no JSON
+        if not code and what not in ("get", "put"):  # the answer to a GET is no JSON, and may be none to an upload
             return not_of_store("GCS", status, "blob.store.gcs.endpoint", **where)
-        if what in ("put", "list", "rules", "fix") or message.lower().startswith("the specified bucket"):
+        is_of_bucket = code and what in ("put", "list", "rules", "fix")
+        if is_of_bucket or message.lower().startswith("the specified bucket"):
             return AccessDenied(text, hint="create the bucket, or correct blob.store.uri", **where)
         return MissingBlob("the blob does not exist", **where)
     if status == 400 and re.search(r"crc32c|md5|checksum|hash", message, re.IGNORECASE):

@@ -118,16 +118,17 @@ class Place:
         """The longest start of ``prefix`` that the bucket can list."""
         return prefix[: prefix.rfind("/") + 1] if self.is_directory else prefix
 
-    def head(self, blob_id: str) -> Any:
-        """The answer to a HEAD. Raises: MissingBlob."""
+    def head(self, blob_id: str, key: str | None = None) -> Any:
+        """The answer to a HEAD of a blob, or of another key that belongs to it. Raises: MissingBlob."""
+        key = key or self.key(blob_id)
         with translated(self.bucket, blob_id):
             try:
-                return self.client.head_object(Bucket=self.bucket, Key=self.key(blob_id))
+                return self.client.head_object(Bucket=self.bucket, Key=key)
             except ClientError as error:
                 if code_and_status(error)[1] != 404:
                     raise
                 # the body that an answer to a HEAD lacks tells a missing object from a missing bucket, and from a proxy
-                self.client.get_object(Bucket=self.bucket, Key=self.key(blob_id))["Body"].close()
+                self.client.get_object(Bucket=self.bucket, Key=key)["Body"].close()
                 raise UnavailableError(
                     "the S3 server does not find an object that it has", bucket=self.bucket, blob=blob_id
                 ) from error

@@ -79,7 +79,6 @@ _RIGHTS = {
     "DeleteObject": "s3:DeleteObject",
     "DeleteObjects": "s3:DeleteObject",
     "ListObjectsV2": "s3:ListBucket",
-    "HeadBucket": "s3:ListBucket",
     "GetObjectTagging": "s3:GetObjectTagging",
     "DeleteObjectTagging": "s3:DeleteObjectTagging",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
@@ -87,6 +86,9 @@ _RIGHTS = {
     "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
     "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
 }
+#: Requests to which a server itself may answer 404 without a code: one whose answer has no body (Place.head asks
+#: again), and one that some servers do not know.
+_CODELESS = {"HeadObject", "GetBucketVersioning"}
 
 
 @contextmanager
@@ -184,8 +186,8 @@ def _of_answer(error: sdk.ClientError, bucket: str, blob_id: str | None) -> Stat
     if code in DIGEST or code in _BUSY or status in (408, 409, 429) or status >= 500:
         return UnavailableError(text, **where)
     if status in (404, 410):
-        # the SDK puts the status in place of a code; an answer to a HEAD never has one, and Place.head asks again
-        if error.operation_name != "HeadObject" and (not code or code.isdigit()):
+        # the SDK puts the status in place of a code
+        if error.operation_name not in _CODELESS and (not code or code.isdigit()):
             return not_of_store("S3", status, "blob.store.s3.endpoint", **where)
         return MissingBlob("the blob does not exist", **where)
     return InvalidError(text, **where)

@@ -6,7 +6,7 @@
   object's own metadata, also set by the PUT, and an empty object ``.<name>.kept`` next to it says that the TTL was
   removed. No lifecycle rule sees this, so only ``statemgr gc`` deletes what failed commits left behind.
 
-Their methods raise ClientError, outside of :func:`~statemgr.blobs.s3.errors.translated`.
+Their methods raise ClientError or StatemgrError, outside of :func:`~statemgr.blobs.s3.errors.translated`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 
 from statemgr.blobs.s3.client import Place
 from statemgr.blobs.s3.errors import code_and_status
+from statemgr.errors import MissingBlob
 
 TTL_TAG = "statemgr-ttl"
 
@@ -80,12 +81,9 @@ class Records:
         days: str | None = head["Metadata"].get(TTL_TAG)
         if days is None:
             return None
-        place = self._place
         try:
-            place.client.head_object(Bucket=place.bucket, Key=self.keys(blob_id)[1])
-        except ClientError as error:
-            if code_and_status(error)[1] != 404:
-                raise
+            self._place.head(blob_id, self.keys(blob_id)[1])
+        except MissingBlob:
             return days
         return None
 

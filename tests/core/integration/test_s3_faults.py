@@ -262,13 +262,24 @@ def test_expired_credentials_at_a_head(store: RetryingBlobStore, proxy: S3Proxy,
     """FAULTS 10: the answer to a HEAD has no body, and so no code. The store raises AccessDenied without retries."""
     store.put("a/b", b"data", ttl_days=30)
     proxy.faults = [Fault("HEAD", times=9, answer=(status, "ExpiredToken"))]
-    for call in (lambda: store.stat("a/b"), store.administration.time_ms):
-        proxy.requests.clear()
-        with pytest.raises(AccessDenied) as caught:
-            call()
-        assert "session.token" in str(caught.value.hint)
-        # after a bare 400, the SDK itself asks whether the bucket is elsewhere
-        assert len(proxy.requests) <= 2
+    proxy.requests.clear()
+    with pytest.raises(AccessDenied) as caught:
+        store.stat("a/b")
+    assert "session.token" in str(caught.value.hint)
+    # after a bare 400, the SDK itself asks whether the bucket is elsewhere
+    assert len(proxy.requests) <= 2
+
+
+def test_a_missing_bucket_has_no_time(settings: dict[str, object], proxy: S3Proxy) -> None:
+    """FAULTS 10: one request finds out, and the hint says what to do. The answer to a HEAD could also be a proxy's."""
+    missing = open_blob_store(
+        JobConfig.from_mapping(settings | {"blob.store.uri": "s3://missing-bucket/x"}), SystemClock()
+    )
+    with pytest.raises(AccessDenied, match="NoSuchBucket") as caught:
+        missing.administration.time_ms()
+    assert "create the bucket" in str(caught.value.hint)
+    assert len(proxy.requests) == 1
+    missing.close()
 
 
 def make_transfer(store: RetryingBlobStore) -> Transfer:

@@ -148,7 +148,8 @@ def test_a_rule_of_somebody_else_may_delete_versions(rule: dict[str, Any], is_en
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("AccessDenied", 403), ("NotImplemented", 501), ("InvalidArgument", 400), ("NoSuchKey", 404)]
+    ("code", "status"),
+    [("AccessDenied", 403), ("NotImplemented", 501), ("InvalidArgument", 400), ("NoSuchKey", 404), ("404", 404)],
 )
 def test_a_server_that_does_not_tell_of_versions_has_none(code: str, status: int) -> None:
     """A missing right or an unknown request is no problem."""
