@@ -71,8 +71,8 @@ class Checks:
                 # one of them would hide the other, and take its values
                 raise ConfigError(
                     f"{at} is a union with several members of the type {min(twice)}, which Avro forbids",
-                    hint="if values were written with this schema, keep it, and append a version in which the union has "
-                    "each type once",
+                    hint="if values were written with this schema, keep it, and append a version in which the union "
+                    "has each type once",
                 )
             checks = [(member, self.of(member, at)) for member in schema if member != "null"]
             if len(checks) == 1:

@@ -161,13 +161,6 @@ def test_what_is_no_serde(which: Any) -> None:
         serde(which)
 
 
-def test_the_name_of_a_serde_does_not_say_that_values_expire() -> None:
-    """A checkpoint says so with this ending, and the store could not be opened again."""
-    with pytest.raises(ConfigError, match="another name"):
-        Serde(bytes, bytes, "order with TTL")
-    assert Serde(bytes, bytes, "order with TTL", 1).label == "order with TTL v1"
-
-
 # --- Avro ----------------------------------------------------------------------------------------------------------
 
 
