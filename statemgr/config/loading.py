@@ -19,7 +19,7 @@ from typing import Final
 
 from statemgr.config.factories import BLOB_STORE, KAFKA_CHANGELOG
 from statemgr.config.keys import Key, lookup
-from statemgr.config.values import Value
+from statemgr.config.values import AVRO_SCHEMAS, Value
 from statemgr.errors import ConfigError
 
 #: Samza's key → ours.
@@ -118,7 +118,8 @@ def _flatten(prefix: str, mapping: Mapping[str, object]) -> Iterator[tuple[str, 
 
 def _parse(key: str, value: object) -> Value:
     entry = lookup(key)
-    for item in value if isinstance(value, list | tuple) else [value]:
+    # a schema in a list is never resolved, and its ``doc`` may have any text
+    for item in value if isinstance(value, list | tuple) and entry.kind is not AVRO_SCHEMAS else [value]:
         check_references(key, item)
         if has_reference(item) and not entry.kind.deferred:
             raise ConfigError(

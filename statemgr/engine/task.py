@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any, overload
 
 from statemgr import serdes
+from statemgr.config.store import expires
 from statemgr.engine.pending_commit import PendingCommit, Turn
 from statemgr.engine.task_coordinator import InputIds, TaskCoordinator
 from statemgr.engine.timers import Timer, Timers
@@ -113,8 +114,8 @@ class Task:
 
         ``bytes``, given here, reads and writes the stored bytes as they are.
 
-        Raises: ConfigError for an unknown name; PermissionNeeded if the store's keys or values were written with other
-        serdes.
+        Raises: ConfigError for an unknown store, and for a serde of values with a name that ends with `` with TTL``;
+        PermissionNeeded if the store's keys or values were written with other serdes.
         """
         opened = self._stores.get(name)
         if opened is None:
@@ -126,6 +127,13 @@ class Task:
             )
         key = serdes.serde(key_serde) if key_serde else opened.key_serde
         value = serdes.serde(value_serde) if value_serde else opened.value_serde
+        if opened.config.ttl_ms is None and expires(value.label):
+            raise ConfigError(
+                f"the name of a serde of values may not end like {value.name!r}",
+                hint="choose another name: in a checkpoint, this ending means that the store has a ttl.ms",
+                task=self.name,
+                store=name,
+            )
         self._check_serdes(
             name,
             None if key_serde == "bytes" else key.label,

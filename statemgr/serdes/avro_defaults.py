@@ -1,6 +1,7 @@
 """The defaults of fields, which a schema has in JSON's form: text for bytes, a number for a date. Pure.
 
-fastavro returns the schema's own object to every value that lacks the field, and writes it as it is.
+fastavro returns the schema's own object to every value that lacks the field, and writes it as it is. A default is
+converted only where nothing else can be meant. Any other one stays as it is.
 """
 
 from __future__ import annotations
@@ -9,28 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastavro.read import LOGICAL_READERS
+from fastavro.write import LOGICAL_WRITERS
 
-#: What JSON has for the values of a type.
-_JSON: dict[str, type | tuple[type, ...]] = {
-    "null": type(None),
-    "boolean": bool,
-    "int": int,
-    "long": int,
-    "float": (int, float),
-    "double": (int, float),
-    "bytes": str,
-    "string": str,
-    "fixed": str,
-    "enum": str,
-    "array": list,
-    "map": dict,
-    "record": dict,
-    "error": dict,
-}
+from statemgr.serdes.avro_exact import Checks
 
 
 def convert_defaults(schema: Any) -> bool:
-    """Replace each default by the value that it stands for.
+    """Replace the default of each field of bytes, of a fixed or of a logical type by the value that it stands for.
 
     Args:
         schema: as fastavro's ``parse_schema`` gives it.
@@ -39,14 +25,13 @@ def convert_defaults(schema: Any) -> bool:
     """
     named: dict[str, Mapping[str, Any]] = {}
     tops = [one for one in (schema if isinstance(schema, list) else [schema]) if isinstance(one, dict)]
-    fields = _fields(tops, named)
-    found = [(field, _value(field["default"], field["type"], named)) for field in fields if "default" in field]
-    for field, value in found:
-        field["default"] = value
+    fields = [field for field in _fields(tops, named) if "default" in field]
+    for field in fields:
+        field["default"] = _value(field["default"], field["type"], named)
     for one in tops:  # a schema without this mark is parsed again for each value, and must then have JSON's form
         one.setdefault("__named_schemas", named)
         one["__fastavro_parsed"] = True
-    return any(isinstance(value, dict | list) for _, value in found)
+    return any(isinstance(field["default"], dict | list) for field in fields)
 
 
 def unshared(value: Any) -> Any:
@@ -72,34 +57,31 @@ def _fields(schema: Any, named: dict[str, Mapping[str, Any]]) -> list[dict[str, 
 
 
 def _value(given: Any, schema: Any, named: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The value that JSON's form of a default stands for. Unchanged if it is of another type."""
+    """The value that JSON's form of a default stands for. As it is given if the type is a list, a map, a record or a
+    union of several types, or has no such value."""
     if isinstance(schema, list):
-        schema = next((member for member in schema if _is_of(given, member, named)), None)
-    if not _is_of(given, schema, named):
-        return given
+        members = [member for member in schema if member != "null"]
+        if len(members) != 1:
+            return given
+        schema = members[0]
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
-    if isinstance(schema, str):
-        schema = {"type": schema}
-    match kind := schema["type"]:
-        case "bytes" | "fixed":
-            given = given.encode("latin-1")
-        case "float" | "double":
-            given = float(given)
-        case "array":
-            given = [_value(item, schema["items"], named) for item in given]
-        case "map":
-            given = {name: _value(item, schema["values"], named) for name, item in given.items()}
-        case "record" | "error":
-            given = {
-                field["name"]: _value(given.get(field["name"], field.get("default")), field["type"], named)
-                for field in schema["fields"]
-            }
-    read = LOGICAL_READERS.get(f"{kind}-{schema.get('logicalType')}")
-    return read(given, schema, None) if read else given
-
-
-def _is_of(given: Any, schema: Any, named: Mapping[str, Mapping[str, Any]]) -> bool:
-    kind = named.get(schema, schema) if isinstance(schema, str) else schema
-    kind = kind["type"] if isinstance(kind, Mapping) else kind
-    of = _JSON.get(kind) if isinstance(kind, str) else None
-    return of is not None and isinstance(given, of) and (isinstance(given, bool) == (kind == "boolean"))
+    schema = {"type": schema} if isinstance(schema, str) else schema
+    kind, value = schema["type"], given
+    if kind in ("bytes", "fixed"):
+        if not isinstance(given, str) or any(letter > "\xff" for letter in given):
+            return given
+        value = given.encode("latin-1")
+        if len(value) != schema.get("size", len(value)):
+            return given
+    logical = f"{kind}-{schema.get('logicalType')}"
+    if logical not in LOGICAL_READERS:
+        return value
+    try:
+        value = LOGICAL_READERS[logical](value, schema, None)
+        if kind in ("int", "long") and (type(given) is not int or LOGICAL_WRITERS[logical](value, schema) != given):
+            return given  # a negative time of day
+        if (check := Checks().of(schema)) is not None:
+            check(value)  # the reader rounds a decimal of too many digits
+    except Exception:  # a time that Python does not have, or a text that is no UUID
+        return given
+    return value

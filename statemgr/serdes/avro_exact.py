@@ -17,16 +17,7 @@ from typing import Any, NamedTuple
 
 from fastavro.write import LOGICAL_WRITERS
 
-_write_fixed_decimal = LOGICAL_WRITERS["fixed-decimal"]
-
-
-def _fixed_decimal(value: Any, schema: Any) -> Any:
-    """fastavro's own writer stores a negative zero as -2 of the smallest units."""
-    is_zero = isinstance(value, Decimal) and value.is_zero()
-    return _write_fixed_decimal(value.copy_abs() if is_zero else value, schema)
-
-
-LOGICAL_WRITERS["fixed-decimal"] = _fixed_decimal
+from statemgr.errors import ConfigError
 
 #: Raises: ValueError that names the place; any error of Python's for an object of another kind.
 Check = Callable[[Any], None]
@@ -70,12 +61,19 @@ class Checks:
         self._named: dict[str, _Named] = {}
 
     def of(self, schema: Any, at: str = "the value") -> Check | None:
-        """The check of a type. ``at``: where the type is, for the error. None if every value is stored as it is."""
+        """The check of a type. ``at``: where the type is, for the error. None if every value is stored as it is.
+
+        Raises: ConfigError for a union with several members of one type.
+        """
         if isinstance(schema, list):
             names = [_name_of(member) for member in schema]
             if twice := {name for name in names if names.count(name) > 1}:
                 # one of them would hide the other, and take its values
-                raise ValueError(f"{at} is a union with several members of the type {min(twice)}, which Avro forbids")
+                raise ConfigError(
+                    f"{at} is a union with several members of the type {min(twice)}, which Avro forbids",
+                    hint="if values were written with this schema, keep it, and append a version in which the union "
+                    "has each type once",
+                )
             checks = [(member, self.of(member, at)) for member in schema if member != "null"]
             if len(checks) == 1:
                 return _nullable(checks[0][1])
@@ -315,6 +313,8 @@ def _decimal(schema: Mapping[str, Any], at: str) -> Check:
         fits = isinstance(exponent, int) and -scale <= exponent <= precision
         if not fits or (value and value.adjusted() + 1 + scale > precision):
             raise ValueError(f"{at} takes finite decimals of {precision} digits, {scale} of them after the point")
+        if schema["type"] == "fixed" and value.is_zero() and value.is_signed():
+            raise ValueError(f"{at} takes no zero with a minus sign: give its abs()")  # it would be stored as -2
 
     return check
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
-from statemgr.config.store import expires
 from statemgr.errors import ConfigError
 
 PAIR = "pass the two functions (value → bytes, bytes → value), or a Serde of them"
@@ -31,7 +30,7 @@ class Serde(Generic[T]):
     Every checkpoint records ``name`` and ``version``, and a store that is opened with others is refused. Raise the
     version when the bytes of equal values change.
 
-    Raises: ConfigError for what is no pair of callables, and for a name that ends with `` with TTL``.
+    Raises: ConfigError for what is no pair of callables.
     """
 
     serialize: Callable[[T], bytes]
@@ -42,9 +41,6 @@ class Serde(Generic[T]):
     def __post_init__(self) -> None:
         if not (callable(self.serialize) and callable(self.deserialize)):
             raise ConfigError("a serde is a pair of callables", hint=PAIR)
-        if expires(self.label):
-            hint = "choose another name: in a checkpoint, this ending means that the store has a ttl.ms"
-            raise ConfigError(f"the name of a serde may not end like {self.name!r}", hint=hint)
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ from uuid import uuid4
 from statemgr.blobs.memory import forget
 from statemgr.config import JobConfig
 from statemgr.config.loading import has_reference, load_values
+from statemgr.config.units import DAY_MS
 from statemgr.config.values import Value
 from statemgr.errors import InvalidError
 from statemgr.ids import IdSource
@@ -31,8 +32,10 @@ START_MS = 1_704_067_200_000
 
 _TOPICS = "task.topics."
 _REPLACED = ("kafka.", "blob.store.s3.", "blob.store.gcs.", "blob.store.azure.", "metrics.port", "state.dir")
-#: A record may be as large as elsewhere, and a shutdown or a batch may take as long.
-_KEPT = (".message.max.bytes", ".max.poll.interval.ms")
+#: A record may be as large as elsewhere,
+_RECORD_SIZE = ".message.max.bytes"
+#: and a shutdown or a batch may take as long. In place of a reference, it is the longest that Kafka allows: a day.
+_POLL_INTERVAL = ".max.poll.interval.ms"
 
 
 class MemoryServers:
@@ -49,7 +52,7 @@ class MemoryServers:
 
     def __init__(self, given: JobConfig | Mapping[str, object], start_ms: int = START_MS) -> None:
         self._id = uuid4().hex
-        self.config = _in_memory(given.values if isinstance(given, JobConfig) else load_values(given)[0], self._id)
+        self.config = _in_memory(self._id, given.values if isinstance(given, JobConfig) else given)
         self.clock = ControlledClock(start_ms)
         self.broker = MemoryBroker(self.clock, self.config.tasks)
         self._numbers = count()
@@ -104,7 +107,7 @@ class MemoryServers:
 
     def reconfigure(self, settings: Mapping[str, object]) -> JobConfig:
         """Change keys for all later starts. Returns: the new configuration. Raises: ConfigError."""
-        self.config = _in_memory(load_values(self.config.values, settings)[0], self._id)
+        self.config = _in_memory(self._id, self.config.values, settings)
         return self.config
 
     def restoring_from(self, backend: str) -> JobConfig:
@@ -125,15 +128,20 @@ class MemoryServers:
         return JobConfig.from_mapping(kept, {"task.restore.factories": [backend]})
 
 
-def _in_memory(values: Mapping[str, Value], name: str) -> JobConfig:
-    """The configuration on a broker and a blob store in memory. Raises: ConfigError."""
+def _in_memory(name: str, *given: Mapping[str, object]) -> JobConfig:
+    """The configuration on a broker and a blob store in memory. Later mappings win. Raises: ConfigError."""
     places = {"kafka.bootstrap.servers": f"memory:{name}", "blob.store.uri": f"memory://{name}"}
-    return JobConfig.from_mapping({key: value for key, value in values.items() if _is_kept(key, value)}, places)
+    values, _ = load_values(*given, places)  # the job's own blob store may be one that is not installed here
+    kept = {key: value for key, value in values.items() if _is_kept(key, value)}
+    longest = {key: DAY_MS for key, value in kept.items() if key.endswith(_POLL_INTERVAL) and has_reference(value)}
+    return JobConfig.from_mapping({**kept, **longest}, places)
 
 
 def _is_kept(key: str, value: Value) -> bool:
     """Whether a setting has a meaning without the job's own servers."""
-    if key.endswith(_KEPT):
+    if key.endswith(_RECORD_SIZE):
         return not has_reference(value)
+    if key.endswith(_POLL_INTERVAL):
+        return True
     # of the settings of topics, the broker in memory has those of Kafka 4
     return not key.startswith(_REPLACED) and (not key.startswith(_TOPICS) or key.removeprefix(_TOPICS) in DEFAULTS)

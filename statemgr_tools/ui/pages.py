@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from statemgr.config import StoreConfig
@@ -448,7 +448,7 @@ def _key(given: str, config: StoreConfig) -> bytes:
 
 
 def _items(config: StoreConfig, found: Found, same: Mapping[str, str]) -> Child:
-    serde = value_serde_of(config, None)
+    serde = value_serde_of(replace(config), None)  # the file of its schemas may have changed while the page is open
     rows = [
         (tag("code", _shown(key, config.key_serde)), tag("code", _shown(value, serde))) for key, value in found.items
     ]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 from random import Random
 from typing import NoReturn
 
 import pytest
 
 from statemgr.blobs.memory import MemoryBlobStore
+from statemgr.config import JobConfig
 from statemgr.errors import InvalidError, StatemgrError, UnavailableError
 from statemgr.health import diagnosis
 from statemgr.model.checkpoint import CheckpointRecord
 from statemgr.reader import JobReader
+from statemgr.serdes import avro_serde
 from statemgr.testing.memory_servers import MemoryServers
 from statemgr_tools.ui import model, pages
-from statemgr_tools.ui.model import JobView
+from statemgr_tools.ui.model import Found, JobView
 from tests.commits import TASK
 from tests.jobs import with_changes
 
@@ -178,3 +181,19 @@ def test_all_jobs_are_asked_at_the_same_time(servers: MemoryServers, monkeypatch
     monkeypatch.setattr(model, "PATIENCE_S", 60.0)
     with closing(JobView(servers.config)) as one, closing(JobView(servers.config)) as other:
         assert str(pages.jobs([one, other]).body).count("1 of 1") == 2
+
+
+def test_values_of_a_schema_that_is_added_while_the_page_is_open(tmp_path: Path) -> None:
+    """The file is read for each page, as a new version of the job may write with a schema that was not there before."""
+    path = tmp_path / "schemas.json"
+    path.write_text('["int"]')
+    job = {"job.name": "orders", "kafka.bootstrap.servers": "127.0.0.1:1", "task.backup.factories": "kafka-changelog"}
+    store = {"serde": "avro", "avro.schemas": f"${{file:{path}}}"}
+    config = JobConfig.from_mapping({**job, "stores.totals.value": store}).stores["totals"]
+
+    def shown(value: bytes) -> str:
+        return str(pages._items(config, Found(((b"k", value),), None), {}))
+
+    assert "17" in shown(avro_serde(['"int"']).serialize(17))
+    path.write_text('["int", "string"]')
+    assert "a new text" in shown(avro_serde(['"string"']).serialize("a new text"))

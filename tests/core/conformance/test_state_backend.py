@@ -228,6 +228,18 @@ class _NothingAdded(_BlobBackup):
         return ()
 
 
+class NamesNothing(KeepsChanges):
+    """Does not say which blobs it needs. It needs none."""
+
+    def backup_manager(self) -> SharedBackup:
+        return _NamesNothing(self._root)
+
+
+class _NamesNothing(_ChangesBackup):
+    def referenced_blobs(self, identity: StoreIdentity, marker: Marker) -> None:
+        """Return what a backend returns by default."""
+
+
 class NamesNoBlobs(InBlobs):
     """Does not say which blobs a checkpoint needs."""
 
@@ -328,16 +340,65 @@ class TestWrongBackends:
             StateBackendSuite().test_a_commit_after_one_that_failed_has_the_changes_of_both(opened)
 
     @pytest.mark.parametrize("settings", [FillsFromChanges], indirect=True)
-    def test_a_fill_without_older_state(self, settings: Mapping[str, object], opened: Opened, tmp_path: Path) -> None:
+    def test_a_fill_without_older_state(
+        self, settings: Mapping[str, object], on_machine: OnMachine, opened: Opened, tmp_path: Path
+    ) -> None:
         """It has the changes of one commit only."""
         with pytest.raises(AssertionError):
-            StateBackendSuite().test_a_backend_that_is_switched_on_gets_the_whole_state(settings, opened, tmp_path)
+            StateBackendSuite().test_a_backend_that_is_switched_on_gets_the_whole_state(
+                settings, on_machine, opened, tmp_path
+            )
 
     @pytest.mark.parametrize("settings", [LeavesTTLs, NamesNoBlobs], indirect=True)
     def test_blobs_that_are_deleted_too_early(self, opened: Opened, on_machine: OnMachine) -> None:
         """A restore does not find them."""
         with pytest.raises(StatemgrError):
             StateBackendSuite().test_what_expires_and_what_gc_deletes_is_not_needed(opened, on_machine)
+
+    @pytest.mark.parametrize("settings", [NamesNothing], indirect=True)
+    def test_blobs_that_are_not_named(self, opened: Opened, on_machine: OnMachine) -> None:
+        """`statemgr gc` would refuse to run."""
+        with pytest.raises(AssertionError, match="write referenced_blobs"):
+            StateBackendSuite().test_what_expires_and_what_gc_deletes_is_not_needed(opened, on_machine)
+
+
+class TestWithoutBlobs(StateBackendSuite):
+    """Without a blob store, nobody asks for the names of blobs. The key of the backend is a text."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, object]]:
+        """Return a job that only has this backend, on an in-memory broker."""
+        factory = f"{__name__}:NamesNothing"
+        for settings in on_shared_directory(tmp_path, monkeypatch, factory):
+            yield {**settings, "task.backup.factories": factory}
+
+
+class TestBothBackends:
+    """Both of this package at once: none is left that could have the state before."""
+
+    on_machine, opened = StateBackendSuite.on_machine, StateBackendSuite.opened
+
+    @pytest.fixture
+    def settings(self) -> Iterator[Mapping[str, object]]:
+        """Return a job in memory."""
+        name = token_hex(8)
+        with served(MemoryBroker(), f"memory:{name}"):
+            yield {
+                "job.name": "orders",
+                "kafka.bootstrap.servers": f"memory:{name}",
+                "blob.store.uri": f"memory://{name}",
+                "task.backup.factories": ["kafka-changelog", "blob-store"],
+            }
+        forget(name)
+
+    def test_one_that_is_switched_on(
+        self, settings: Mapping[str, object], on_machine: OnMachine, opened: Opened, tmp_path: Path
+    ) -> None:
+        """The test is skipped."""
+        with pytest.raises(pytest.skip.Exception, match="every backend"):
+            StateBackendSuite().test_a_backend_that_is_switched_on_gets_the_whole_state(
+                settings, on_machine, opened, tmp_path
+            )
 
 
 class TestOnePathForAll(StateBackendSuite):

@@ -333,6 +333,16 @@ def test_schemas_of_values(tmp_path: Path) -> None:
         _ = config.stores["a"].avro_schemas
 
 
+@pytest.mark.parametrize("form", ["text", "table"])
+def test_the_text_in_a_schema_is_no_reference(form: str) -> None:
+    """A schema in a list may have any ``doc``, also when the configuration is loaded again, as by Spark."""
+    schema = {"type": "enum", "name": "E", "doc": "costs ${secret:AMOUNT} or ${env:X}", "symbols": ["A"]}
+    given = json.dumps(schema) if form == "text" else schema
+    config = load(stores__a__value__serde="avro", stores__a__value__avro__schemas=[given])
+    again = JobConfig.from_mapping(json.loads(json.dumps(config.to_mapping())))
+    assert [json.loads(text) for text in again.stores["a"].avro_schemas] == [schema]
+
+
 _DURATIONS = [entry.pattern.replace("<name>", "a") for entry in KEYS if re.search(r"(ms|millis|days)\Z", entry.pattern)]
 
 

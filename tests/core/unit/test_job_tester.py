@@ -692,6 +692,7 @@ def test_the_servers_of_a_configuration_are_not_touched() -> None:
         {"blob.store.uri": "s3://bucket/prefix", "blob.store.s3": {"sse.algorithm": "AES256"}},
         {"task.topics.message.timestamp.difference.max.ms": 1, "task.topics.confluent.tier.enable": True},
         {"kafka.producer.message.max.bytes": "${env:STATEMGR_TEST_NOT_SET}"},
+        {"task.shutdown.ms": "10 min", "kafka.consumer.max.poll.interval.ms": "${env:STATEMGR_TEST_NOT_SET}"},
     ],
 )
 @pytest.mark.parametrize("loaded", [True, False])
@@ -704,6 +705,16 @@ def test_settings_that_belong_to_other_servers(production: dict[str, object], lo
         tester.commit()
         tester.stop()
         tester.restore(settings=production)
+        assert state(tester) == {b"a": b"1"}
+
+
+def test_a_blob_store_that_is_not_installed() -> None:
+    """It is replaced, so a mapping may name one that is installed only in production."""
+    other = {"blob.store.uri": "hdfs://nameservice/state"}
+    with JobTester({**CONFIG, **other}, append) as tester:
+        tester.send("orders", "a", "1", partition=0)
+        tester.stop()
+        tester.restore("blob-store", settings=other)
         assert state(tester) == {b"a": b"1"}
 
 

@@ -18,6 +18,7 @@ from statemgr.errors import ConfigError, CorruptError, RetryableError
 from statemgr.model.expiry import expiry_bytes
 from statemgr.model.plan import check_ttl
 from statemgr.ports import StoreIdentity
+from statemgr.serdes import Serde
 from statemgr.stores import expiry
 from statemgr.testing import JobTester
 from tests.model_samples import CHECKPOINT
@@ -173,6 +174,25 @@ def test_a_store_neither_gets_nor_loses_a_ttl(label: str, now: bool) -> None:
     check_ttl(checkpoint, {"seen": not now, "plain": False, "new": True}, job="orders", task="Partition 0")
     with pytest.raises(ConfigError, match=r"stores\.seen\.ttl\.ms"):
         check_ttl(checkpoint, {"seen": now, "plain": False}, job="orders", task="Partition 0")
+
+
+def test_the_name_of_a_serde_that_says_that_values_expire() -> None:
+    """A checkpoint says so with this ending, and a store without a TTL could not be opened again. A key serde and a
+    store with a TTL may have such a name."""
+    named = Serde(str.encode, bytes.decode, "text with TTL")
+
+    def put(task: Task, message: Message) -> None:
+        task.store("plain", named).put("k", b"v")
+        task.store("seen", named, named).put("k", "v")
+        with pytest.raises(ConfigError, match=r"store=plain.*another name"):
+            task.store("plain", named, named)
+
+    own = {key: value for key, value in CONFIG.items() if not key.endswith(".serde")} | {"stores.plain": {}}
+    with JobTester(own, put) as tester:
+        tester.send("orders", "a", "1")
+        tester.stop()
+        tester.restore()
+        tester.send("orders", "a", "1")
 
 
 def test_a_value_without_an_expiry_is_corrupt(tmp_path: Path) -> None:
