@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statemgr.terminal.items import key_serde_option, parse, printable, render, text, value_serde_of, value_serde_option
+from statemgr.terminal.items import key_serde_option, parse, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, job_options
-from statemgr.terminal.output import console, print_json, say, show_error
+from statemgr.terminal.output import console, print_json, printable, say, show_error
 
 if TYPE_CHECKING:
     from statemgr.ports import ReadableStore

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from statemgr.config import JobConfig
-from statemgr.errors import InvalidError, MissingState, StatemgrError
+from statemgr.errors import InvalidError, LayoutMismatch, MissingState, PermissionNeeded, StatemgrError
 from statemgr.ids import task_name
 from statemgr.logs import counted
 from statemgr.os_errors import Fault, fault_of
@@ -286,9 +286,16 @@ def _check_opening(
     once = {"blob.store.retry.policy.max.retry.duration.millis": 0}  # a request to the blob store is not repeated
     impatient = JobConfig.from_mapping({**config.to_mapping(), **once})
     with report.guarded("opening"), closing(open_services(impatient)) as services:
-        found, permissions = look_at_published(
-            services, log, layout, tasks, NO_PERMISSIONS, serdes_follow=True, only_settled=True
-        )
+        try:
+            found, permissions = look_at_published(
+                services, log, layout, tasks, NO_PERMISSIONS, serdes_follow=True, only_settled=True
+            )
+        except (LayoutMismatch, PermissionNeeded):
+            newest = log.read()  # to the end: first checkpoints of the job may be behind an open transaction
+            if newest.keys() == records.keys():
+                raise
+            _check_opening(report, config, log, newest)
+            return
         refuse_unrestorable(services, found.values())
         factories = {name: store.restore_factories for name, store in config.stores.items()}
         for task in tasks:

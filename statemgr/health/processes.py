@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -25,10 +25,13 @@ FILL_METRICS = ("statemgr_restore_bytes_to_come", "statemgr_restore_seconds_to_c
 #: What faults and fills are made from. Everything would be megabytes for a Spark driver with thousands of tasks.
 _FEW = (*FILL_METRICS, "statemgr_failures_total", "statemgr_tasks")
 _PATIENCE_S = 2.0
+#: Seconds for everything that a process reports: nobody waits that long, but the next page has it.
+_EVERYTHING_S = 10.0
 _MOST_BYTES = 8 * 1024 * 1024
 _MOST_HEALTH = 300
-#: Seconds for which an answer is reused, and for which a counted failure is listed.
-_FRESH_S, _REMEMBERED_S = 1.0, 600.0
+#: Seconds for which an answer is reused: longer than a page waits, so that one answer serves all of it; and for which a
+#: counted failure is listed.
+_FRESH_S, _REMEMBERED_S = PATIENCE_S + 1.0, 600.0
 #: Class of an error → its fault. Errors of servers are missing, because the page checks directly whether a server is
 #: gone.
 _FAILURES = {
@@ -100,13 +103,20 @@ FILL_HEADERS = ("task", "store", "to come", "rate", "waiting reads", "time to wh
 
 
 class Processes:
-    """The processes of one job. Safe to use from many threads."""
+    """The processes of one job. Safe to use from many threads.
 
-    def __init__(self, addresses: Sequence[str], job: str, clock: Clock) -> None:
+    Args:
+        others: other jobs whose processes are also at these addresses.
+    """
+
+    def __init__(self, addresses: Sequence[str], job: str, clock: Clock, others: Collection[str] = ()) -> None:
         self._job = job
+        self._others = frozenset(others)
         self._clock = clock
         self._said = [(one, Patient(partial(self._ask, one, _FEW), clock, _FRESH_S)) for one in addresses]
-        self._everything = [(one, Patient(partial(self._ask, one, ()), clock, _FRESH_S)) for one in addresses]
+        self._everything = [
+            (one, Patient(partial(self._ask_everything, one, said), clock, _FRESH_S)) for one, said in self._said
+        ]
         self._lock = threading.Lock()
         #: Process and kind of failure → its count, and when it was last seen.
         self._failures: dict[tuple[str, str], tuple[float, float | None]] = {}
@@ -116,11 +126,12 @@ class Processes:
 
     def ask(self) -> None:
         """Begin to ask all of them, and do not wait."""
-        for _, patient in self._said:
+        for _, patient in (*self._said, *self._everything):
             patient.ask(0)
 
     def samples(self) -> tuple[list[Sample], list[str]]:
-        """Return the numbers of the job, and why an address could not be read."""
+        """Return the numbers of the job, and why an address could not be read. While new ones take long, those before
+        them."""
         said = self._newest(self._everything)
         found = [sample for one in said for sample in one.samples]
         return found, [f"the metrics at {one.address} cannot be read: {one.problem}" for one in said if one.problem]
@@ -156,14 +167,15 @@ class Processes:
 
     def problems(self) -> Iterator[Problem]:
         """Return processes that do not answer or are unhealthy, and failures that they counted since the last call."""
-        said = self._newest(self._said)
+        said = self._newest(self._said, or_before=False)
         for one in said:
             part = f"the process at {one.address}"
             if one.problem:
                 gone = "" if one.answered else " It has ended, hangs, or is out of reach."
                 detail = f"Its metrics cannot be read: {one.problem}.{gone}"
                 yield Problem(Fault.MEMBER_STUCK if gone else Fault.OTHER, part, detail)
-            if one.jobs and all(other.answered and self._job not in other.jobs for other in said):
+            is_strange = bool(one.jobs) and one.jobs.isdisjoint(self._others)
+            if is_strange and all(other.answered and self._job not in other.jobs for other in said):
                 jobs = ", ".join(sorted(one.jobs))
                 yield Problem(
                     Fault.OTHER, part, f"Its metrics are those of {jobs}, not of this job: correct --metrics."
@@ -173,10 +185,10 @@ class Processes:
             for kind in self._new_failures(one):
                 yield Problem(_FAILURES[kind], part, f"It has just counted another {kind}. Its log says where.")
 
-    def _newest(self, asked: Sequence[tuple[str, Patient[_Said]]]) -> Sequence[_Said]:
+    def _newest(self, asked: Sequence[tuple[str, Patient[_Said]]], *, or_before: bool = True) -> Sequence[_Said]:
         for _, patient in asked:
             patient.ask(0)  # they run at the same time
-        return [_answered(address, patient.ask(PATIENCE_S)) for address, patient in asked]
+        return [_answered(address, patient.ask(PATIENCE_S), or_before=or_before) for address, patient in asked]
 
     def _new_failures(self, said: _Said) -> Iterator[str]:
         now_s = self._clock.monotonic()
@@ -191,11 +203,16 @@ class Processes:
                 if at_s is not None and now_s - at_s < _REMEMBERED_S:
                     yield kind
 
+    def _ask_everything(self, address: str, few: Patient[_Said]) -> _Said:
+        # after the few: a large driver would answer neither in time, and a silent one is not waited for twice
+        said = _answered(address, few.ask(_EVERYTHING_S), or_before=False)
+        return self._ask(address, ()) if said.answered else said
+
     def _ask(self, address: str, names: Sequence[str]) -> _Said:
         only = "&".join(f"name[]={quote(name)}" for name in names)
         asked = f"{address}{'&' if '?' in address else '?'}{only}" if only else address
         try:
-            with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
+            with urllib.request.urlopen(asked, timeout=_PATIENCE_S if names else _EVERYTHING_S) as answer:
                 body = answer.read(_MOST_BYTES + 1)
         except (OSError, HTTPException) as error:
             return _Said(address, problem=str(error), answered=False)
@@ -204,15 +221,16 @@ class Processes:
                 raise ValueError(f"they have more than {size(_MOST_BYTES)}")
             found = [one for family in text_string_to_metric_families(body.decode()) for one in family.samples]
         except ValueError as error:
-            return _Said(address, problem=str(error), unhealthy=self._unhealthy(address))
+            return _Said(address, problem=str(error), unhealthy=self._unhealthy(address) if names else None)
         jobs = frozenset(one.labels["job"] for one in found if "job" in one.labels)
         samples = [
             Sample(one.name, one.labels, one.value)
             for one in found
             if one.labels.get("job") == self._job and not one.name.endswith("_created")
         ]
-        is_other = bool(jobs) and self._job not in jobs  # the page of that job says how its process is
-        return _Said(address, samples, unhealthy=None if is_other else self._unhealthy(address), jobs=jobs)
+        if not names or (jobs and self._job not in jobs):  # the page of that job says how its process is
+            return _Said(address, samples, jobs=jobs)
+        return _Said(address, samples, unhealthy=self._unhealthy(address), jobs=jobs)
 
     def _unhealthy(self, address: str) -> str | None:
         """Return the problem that the health page reports, or that it is silent. None if there is none, or no such
@@ -227,9 +245,9 @@ class Processes:
             return f"/healthz does not answer: {error}"
 
 
-def _answered(address: str, answer: Answer[_Said]) -> _Said:
-    """What a process has said, or that it says nothing."""
-    if answer.value is not None and answer.waiting_s is None:
+def _answered(address: str, answer: Answer[_Said], *, or_before: bool) -> _Said:
+    """What a process has said, or that it says nothing. ``or_before``: while it says nothing, what it said before."""
+    if answer.value is not None and (or_before or answer.waiting_s is None):
         return answer.value
     problem = str(answer.error) if answer.waiting_s is None else f"no answer for {answer.waiting_s:.0f} s"
     return _Said(address, problem=problem, answered=False)

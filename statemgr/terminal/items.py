@@ -11,6 +11,7 @@ import click
 
 from statemgr.config import StoreConfig
 from statemgr.errors import InvalidError, StatemgrError
+from statemgr.terminal.output import printable
 
 if TYPE_CHECKING:
     from statemgr.serdes import Serde
@@ -20,25 +21,27 @@ key_serde_option = click.option("--key-serde", type=_SERDES, help="Default: the 
 value_serde_option = click.option("--value-serde", type=_SERDES, help="Default: the serde of the store.")
 
 
-def parse(given: str, serde_name: str) -> bytes:
-    """A key as bytes. Raises: InvalidError if it is not a key of that serde."""
+def parse(given: str, serde_name: str, *, may_be_quoted: bool = True) -> bytes:
+    """A key as bytes. ``may_be_quoted``: as :func:`text` shows one. Raises: InvalidError if it is not a key of that
+    serde."""
     from statemgr.serdes import serde
     from statemgr.serdes.windows import parts_of, prefix_of
 
+    plain = (_quoted(given) if may_be_quoted else None) or given
     try:
         if serde_name == "bytes":
-            return bytes.fromhex(given[2:]) if given.startswith("0x") else (_quoted(given) or given).encode()
+            return bytes.fromhex(given[2:]) if given.startswith("0x") else plain.encode()
         if serde_name == "hex":
             return bytes.fromhex(given.removeprefix("0x"))
         if (parts := parts_of(serde_name)) is not None:
             kind, inner = parts
             key, *numbers = json.loads(given)
             is_text = isinstance(key, str) and inner not in ("json", "msgpack")
-            bytes_of_key = parse(key if is_text else json.dumps(key), inner)
+            bytes_of_key = parse(key if is_text else json.dumps(key), inner, may_be_quoted=False)
             return serde(kind).serialize((bytes_of_key, *numbers)) if numbers else prefix_of(bytes_of_key)
         readers: dict[str, Callable[[str], Any]] = {"integer": int, "json": json.loads, "msgpack": json.loads}
         read = readers.get(serde_name)
-        return serde(serde_name).serialize(read(given) if read else _quoted(given) or given)
+        return serde(serde_name).serialize(read(given) if read else plain)
     except (ValueError, TypeError, OverflowError, RecursionError, InvalidError):
         raise InvalidError(
             f"{given!r} is not a key of the serde {serde_name}", hint="choose another with --key-serde"
@@ -82,11 +85,6 @@ def text(value: Any) -> str:
     if isinstance(value, str) and value.isprintable() and _quoted(value) is None:
         return value
     return printable(json.dumps(value, ensure_ascii=False))
-
-
-def printable(dumped: str) -> str:
-    """JSON with the same meaning, without what controls a terminal or turns the direction of its text."""
-    return dumped if dumped.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
 
 
 def _quoted(given: str) -> str | None:

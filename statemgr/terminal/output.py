@@ -38,9 +38,15 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document. Values that JSON does not have become texts."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print one JSON document, on one line if ``indent`` is None. Values that JSON does not have become texts."""
+    dumped = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    click.echo("\n".join(map(printable, dumped.split("\n"))))
+
+
+def printable(dumped: str) -> str:
+    """JSON with the same meaning, without what controls a terminal or turns the direction of its text."""
+    return dumped if dumped.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in dumped)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:

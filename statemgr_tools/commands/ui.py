@@ -76,7 +76,8 @@ def command(
     host = host.strip("[]")
     own = f"[{host}]" if ":" in host else host
     with ExitStack() as stack:
-        views = [stack.enter_context(closing(JobView(config, metrics, most_bytes))) for config in configs]
+        jobs = {config.job_name for config in configs}
+        views = [stack.enter_context(closing(JobView(config, metrics, most_bytes, jobs))) for config in configs]
         for view in views:
             view.history.start()
         server = stack.enter_context(make(host, port, Application(views, {*LOOPBACK, own, *hosts})))

@@ -8,7 +8,7 @@ one of each kind at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -113,9 +113,16 @@ class JobView:
     Args:
         metrics: addresses of the metrics of the job's processes.
         most_bytes: a larger store is not restored for a look-up.
+        others: names of other jobs whose processes are also at these addresses.
     """
 
-    def __init__(self, config: JobConfig, metrics: Sequence[str] = (), most_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        metrics: Sequence[str] = (),
+        most_bytes: int = 1 << 30,
+        others: Collection[str] = (),
+    ) -> None:
         self.config = config
         self.monitor = JobMonitor(config)
         self.metrics = tuple(metrics)
@@ -126,7 +133,7 @@ class JobView:
         self._overview = Patient(self._read, self.monitor.services.clock, _FRESH_S)
         self._records = Patient(self.monitor.reader.records, self.monitor.services.clock, fresh_s=0)
         self._newest: JobOverview | None = None
-        self._processes = Processes(self.metrics, config.job_name, self.monitor.services.clock)
+        self._processes = Processes(self.metrics, config.job_name, self.monitor.services.clock, others)
         self._open: _Open | None = None
         self.history = History(self._point)
 

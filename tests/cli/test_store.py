@@ -133,6 +133,8 @@ def test_text_that_is_shown_is_printable_and_can_be_given_back(key: str, serde: 
     shown = text(render(key.encode(), serde))
     assert shown.isprintable()
     assert parse(shown, serde) == key.encode()
+    window = serde_of("kafka-streams-window").serialize((key.encode(), 1, 2))
+    assert parse(text(render(window, named := f"kafka-streams-window({serde})")), named) == window
     assert json.loads(text([key])) == [key]
     assert text([key]).isprintable()
 
@@ -208,6 +210,15 @@ def test_half_a_surrogate_pair_is_escaped(servers: MemoryServers, tmp_path: Path
     values = [shown["value"]] if command == "get" else [entry["value"] for entry in shown]
     assert values == [{"\ud800": "é"}, 2][: len(values)]
     assert len(values) == (1 if command == "get" else 2)
+
+
+def test_json_is_shown_without_control_characters(servers: MemoryServers, tmp_path: Path) -> None:
+    """Those that JSON does not escape by itself would control the terminal, too."""
+    value = "a\x9b31m\u202e\u2028"
+    file = job_with(servers, tmp_path, (b"a", value.encode()))
+    given = ["store", "get", "totals", "a", "--json", "--value-serde", "string", "--config", str(file)]
+    found = CliRunner().invoke(cli, given).stdout
+    assert (json.loads(found)["value"], found.replace("\n", "").isprintable()) == (value, True)
 
 
 @pytest.mark.parametrize(

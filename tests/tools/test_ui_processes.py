@@ -7,17 +7,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
+from prometheus_client import Metric
 from rich.console import Console
 
+from statemgr.errors import InvalidError
 from statemgr.health import processes as module
 from statemgr.health.overview import JobOverview
 from statemgr.health.problems import Fault
 from statemgr.health.processes import FILL_METRICS, Fill, Processes, Sample
 from statemgr.operations.top import command as top
-from statemgr_tools.ui import pages
+from statemgr_tools.commands import ui
+from statemgr_tools.ui import model, pages
 from tests.blob_faults import ManualClock
 
 SAMPLE = 'statemgr_failures_total{{job="{job}",kind="{kind}"}} {count}\n'
@@ -131,6 +136,55 @@ def test_a_process_that_answers_slowly_is_named(monkeypatch: pytest.MonkeyPatch)
         assert "no answer for" in processes.samples()[1][0]
 
 
+def test_a_process_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page asks for a few metrics, then for all. The second question would wait as long as the first."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        processes = Processes([f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"], "orders", ManualClock())
+        processes.ask()
+        (found,) = processes.problems()
+        assert "timed out" in found.detail
+        assert "timed out" in processes.samples()[1][0]
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_a_page_asks_each_process_once(server: Server) -> None:
+    """Also if it waits for something else meanwhile: for the few metrics, for its health, and for all metrics."""
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    processes.ask()
+    for read in (lambda: list(processes.problems()), processes.samples, processes.fills):
+        read()
+        clock.now += module.PATIENCE_S / 2
+    assert len(server.asked) == 3
+
+
+def test_numbers_that_are_read_slowly_are_shown_at_the_next_page(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading those of a driver with thousands of tasks takes longer than a page waits: it shows those before them."""
+    clock = ManualClock()
+    processes = Processes([server.address], "orders", clock)
+    assert len(processes.samples()[0]) == 1
+    read, go_on = module.text_string_to_metric_families, threading.Event()
+
+    def slowly(text: str) -> Iterator[Metric]:
+        assert go_on.wait(60)
+        return read(text)
+
+    monkeypatch.setattr(module, "text_string_to_metric_families", slowly)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    clock.now += 60
+    found, problems = processes.samples()
+    (problem,) = processes.problems()
+    go_on.set()
+    assert (len(found), problems) == (1, [])
+    assert "no answer for" in problem.detail, "while its faults are not known"
+
+
 def test_a_health_page_that_fails_is_named(server: Server) -> None:
     """statemgr's own server answers 500 if it does not know."""
     server.answers["/healthz"] = (500, "not known")
@@ -145,7 +199,7 @@ def test_faults_are_made_from_a_few_metrics(server: Server, monkeypatch: pytest.
     assert list(processes.problems()) == []
     assert "name[]=statemgr_failures_total" in server.asked[0]
     assert len(processes.samples()[0]) == 1
-    assert server.asked[-2] == ""
+    assert server.asked[1:] == ["", ""], "health once, and everything"
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
     (found,) = Processes([server.address], "orders", ManualClock()).problems()
     assert (found.fault, found.detail) == (Fault.OTHER, "Its metrics cannot be read: they have more than 10 B.")
@@ -161,6 +215,23 @@ def test_the_process_of_another_job_is_none_of_this_one(server: Server) -> None:
         threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}).start()
         assert list(Processes([server.address, other.address], "payments", ManualClock()).problems()) == []
         other.shutdown()
+    assert list(Processes([server.address], "payments", ManualClock(), {"orders"}).problems()) == []
+
+
+def test_the_jobs_of_one_page_share_its_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the others are not wrong in `--metrics`."""
+    given: list[object] = []
+
+    def see(_config: object, _metrics: object, _most_bytes: object, others: object) -> None:
+        given.append(others)
+        raise InvalidError("seen")
+
+    monkeypatch.setattr(model, "JobView", see)
+    files = [tmp_path / f"{job}.toml" for job in ("orders", "payments")]
+    for file in files:
+        file.write_text(f'job.name = "{file.stem}"\n')
+    result = CliRunner().invoke(ui.command, [f"--config={file}" for file in files])
+    assert given == [{"orders", "payments"}], result.output
 
 
 def test_a_table_says_what_it_leaves_out() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from statemgr.config import JobConfig
 from statemgr.errors import MissingState
 from statemgr.terminal.items import key_serde_option, render, text, value_serde_of, value_serde_option
 from statemgr.terminal.options import Call, checkpoint_id_of, job_options
-from statemgr.terminal.output import say
+from statemgr.terminal.output import print_json, say
 
 if TYPE_CHECKING:
     from statemgr.flows.state_diff import KeyChange, Pair
@@ -98,7 +97,7 @@ def _print(task: str, store: str, change: KeyChange, keys: str, values: Any, *, 
     before, after = (None if value is None else render(value, values) for value in (change.before, change.after))
     if as_json:
         line = {"task": task, "store": store, "change": change.kind, "key": key, "before": before, "after": after}
-        click.echo(json.dumps(line, ensure_ascii=False))
+        print_json(line, indent=None)
         return
     sides = [text(value) for side, value in ((change.before, before), (change.after, after)) if side is not None]
     click.echo("\t".join((task, store, change.kind, text(key), " → ".join(sides))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statemgr.terminal.options import Call, duration, job_options
-from statemgr.terminal.output import say, show_error, size
+from statemgr.terminal.output import print_json, say, show_error, size
 
 if TYPE_CHECKING:
     from statemgr.operations.standby.process import Standby
@@ -43,7 +42,7 @@ def command(call: Call, once: bool, interval: float) -> None:
     """
     from statemgr.operations.standby.process import Standby
 
-    report = _print_json if call.as_json else _print
+    report = _print_line if call.as_json else _print
     with call.progress() as progress:
         standby = Standby(call.config, call.tasks, progress)
         if once:
@@ -101,7 +100,7 @@ def _once(turn: list[Followed], report: Callable[[Followed], None]) -> None:
         say("no checkpoints yet")
 
 
-def _print_json(followed: Followed) -> None:
+def _print_line(followed: Followed) -> None:
     checkpoint, error = followed.checkpoint, followed.error
     line = {
         "task": followed.task,
@@ -119,7 +118,7 @@ def _print_json(followed: Followed) -> None:
         },
         "error": str(error) if error else None,
     }
-    click.echo(json.dumps(line, ensure_ascii=False))
+    print_json(line, indent=None)
 
 
 def _print(followed: Followed) -> None:

@@ -18,12 +18,21 @@ from statemgr.blobs.memory import MemoryBlobStore
 from statemgr.cli.main import cli
 from statemgr.config import JobConfig
 from statemgr.errors import AccessDenied, UnavailableError
+from statemgr.flows.opening import open_job
 from statemgr.health import checks, verify_blobs
 from statemgr.health.checks import CLOCK_TOLERANCE_MS, Finding, Report, Status
+from statemgr.kafka import reader
+from statemgr.kafka.reader import _Reading
 from statemgr.kafka.topics import TopicAdmin, checkpoint_topic_spec
 from statemgr.local.machine import SystemClock
 from statemgr.operations.doctor import backup_checks
+from statemgr.services import Services
 from statemgr.testing import JobTester
+from statemgr.testing.memory_producer import MemoryProducer
+from statemgr.testing.memory_servers import MemoryServers
+from tests.commits import TASK
+
+CONFIG: dict[str, object] = {"job.name": "orders", "stores.totals.value.serde": "bytes"}
 
 
 def config(**given: object) -> JobConfig:
@@ -242,6 +251,36 @@ def test_an_opening_that_would_be_refused_is_a_problem(tmp_path: Path, factory: 
             admin.create_missing([checkpoint_topic_spec(changed)])
         (detail,) = opening(changed, state__dir=str(tmp_path))
         assert ("the published blob" if factory == "blob-store" else "the changelog holds 1 records") in str(detail)
+
+
+def test_a_first_checkpoint_behind_an_open_transaction_is_not_lost(
+    servers: MemoryServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its published blob is there, and whoever reads only what is settled does not see the checkpoint."""
+    config = servers.on_disk(servers.config, "one")
+    with TopicAdmin(config, SystemClock()) as admin:
+        admin.create_missing([checkpoint_topic_spec(config)])
+    other = MemoryProducer(servers.broker, {"transactional.id": "other"})
+    other.init_transactions()
+    look, tell = open_job.refuse_lost_job, _Reading.tell_waiting
+
+    def publish_first(services: Services) -> None:
+        monkeypatch.setattr(open_job, "refuse_lost_job", look)
+        with servers.manager(config, "kafka-partition") as manager, manager.open_task(TASK) as task:
+            other.begin_transaction()
+            other.produce(config.checkpoint_topic, b"key", b"value", partition=0)
+            task.store("totals").put(b"a", b"1")
+            task.commit({"orders-0": 1})
+        look(services)
+
+    def end_it(self: _Reading, left_s: float) -> None:
+        tell(self, left_s)
+        other.abort_transaction()
+
+    monkeypatch.setattr(open_job, "refuse_lost_job", publish_first)
+    monkeypatch.setattr(_Reading, "tell_waiting", end_it)
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.1)
+    assert opening(config) == [None]
 
 
 def test_a_blob_store_that_is_gone_holds_up_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
