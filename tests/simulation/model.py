@@ -30,6 +30,10 @@ from tests.simulation.scheduler import Scheduler
 
 TASK, TOPIC, SOURCE = "Partition 0", "orders", "orders-0"
 STORES = ("totals", "latest")
+BACKENDS = ("blob-store", "kafka-changelog")
+#: The backend of another package, which docs/extending.md prints.
+PLUG_IN = "examples.plug_ins.shared_directory:SharedDirectory"
+DAY_S = 86_400.0
 #: Keys of the first store begin with it that timers write, with the position in the input at that moment.
 _TIMER = b"timer"
 Entries = dict[bytes, bytes]
