@@ -264,21 +264,26 @@ class TestKafkaChangelog(StateBackendSuite):
         return job_mapping(kafka, tmp_path, backup=("kafka-changelog",))
 
 
+def on_memory_servers(*factories: str) -> Iterator[Mapping[str, object]]:
+    """Yield a job with these backends, on servers in memory."""
+    name = token_hex(8)
+    with served(MemoryBroker(), f"memory:{name}"):
+        yield {
+            "job.name": "orders",
+            "kafka.bootstrap.servers": f"memory:{name}",
+            "blob.store.uri": f"memory://{name}",
+            "task.backup.factories": [*factories],
+        }
+    forget(name)
+
+
 class TestInMemory(StateBackendSuite):
     """Both backends on the in-memory broker and blob store of ``JobTester``."""
 
     @pytest.fixture(params=["kafka-changelog", "blob-store"])
     def settings(self, request: pytest.FixtureRequest) -> Iterator[Mapping[str, object]]:
         """Return a job that only has this backend."""
-        name = token_hex(8)
-        with served(MemoryBroker(), f"memory:{name}"):
-            yield {
-                "job.name": "orders",
-                "kafka.bootstrap.servers": f"memory:{name}",
-                "blob.store.uri": f"memory://{name}",
-                "task.backup.factories": [request.param],
-            }
-        forget(name)
+        yield from on_memory_servers(request.param)
 
 
 class TestAnotherPackage(StateBackendSuite):
@@ -381,15 +386,7 @@ class TestBothBackends:
     @pytest.fixture
     def settings(self) -> Iterator[Mapping[str, object]]:
         """Return a job in memory."""
-        name = token_hex(8)
-        with served(MemoryBroker(), f"memory:{name}"):
-            yield {
-                "job.name": "orders",
-                "kafka.bootstrap.servers": f"memory:{name}",
-                "blob.store.uri": f"memory://{name}",
-                "task.backup.factories": ["kafka-changelog", "blob-store"],
-            }
-        forget(name)
+        yield from on_memory_servers("kafka-changelog", "blob-store")
 
     def test_one_that_is_switched_on(
         self, settings: Mapping[str, object], on_machine: OnMachine, opened: Opened, tmp_path: Path
